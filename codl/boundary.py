@@ -33,7 +33,6 @@ OF_PARTS: Mapping[str, str] = {"ncnn": "the CPU", "pyopencl": "the GPU"}
 PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
     "onnx": "reading ONNX models and operators that codl has none for",
-    "quantize": "packing a model's matrices",
     "report": "reports",
     "images": "reading images",
     "train": "predictors and tables of data",
@@ -46,7 +45,6 @@ OPTIONAL = ("dask", "peers")
 PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
-    "quantize": {"onnx_ir": "onnx-ir"},
     "report": {"jinja2": "jinja2", "perfetto": "perfetto"},
     "images": {"PIL": "pillow"},
     "train": {

@@ -8,8 +8,8 @@ found in one of three ways:
 - the environment variable CODL_PLUGINS lists its folder;
 - it is loaded by its folder: `codl.load_plugin(folder)`, or `codl --plugin FOLDER ...`.
 
-Those in `codl.contrib` ship with codl and are always there. They add what they have by where it
-lies, so that a command imports none of it unless it is asked for.
+Those in `contrib/` come with codl's distribution, which names them as entry points. The registries
+below take an entry as "module:attribute" (`add_lazy`), so that loading a plugin imports little.
 
 Plugins are code that the user chose. Nothing else is imported because a file (a model, a plan, a
 bundle, predictors) names it.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module, invalidate_caches
+from importlib import invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -32,11 +32,15 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "codl.plugins"
-SHIPPED = ("codl.contrib.conformance", "codl.contrib.importers", "codl.contrib.original")
 #: Functions or `Typer`s by command; one of a group of codl's by both words: "dataset import".
 COMMANDS: Registry[Any] = Registry("command")
-#: Other programs that measure a dataset, see `codl.cli.collect.Runner`.
-RUNNERS: Registry[Any] = Registry("runner")
+#: Ways to reach devices by what their serials look like, see `codl.targets.connect.Transport`.
+TRANSPORTS: Registry[Any] = Registry("serial")
+#: Kernels that are known by their latencies alone, by the `source` of SoCs that have no others: a
+#: function from a kind of op to its variants.
+LATENCIES: Registry[Any] = Registry("source of latencies")
+#: Types of result files by the command that writes them, see `codl.report.results.PluginResult`.
+RESULTS: Registry[Any] = Registry("command")
 #: Folders of plugins, separated as those of PATH are; child processes load them too.
 VARIABLE = "CODL_PLUGINS"
 #: Those that were loaded.
@@ -74,27 +78,18 @@ def load_plugin(folder: str | Path) -> ModuleType:
     return module
 
 
-def load_installed(*, shipped: bool = True) -> None:
+def load_installed() -> None:
     """Import the plugins of installed distributions and of CODL_PLUGINS; again, it does nothing.
 
-    An agent has not those that are `shipped`, which add commands alone. Raises `PluginError` for
-    one that fails, and `InvalidFileError` for a folder that is none.
+    Raises `PluginError` for one that fails, and `InvalidFileError` for a folder that is none.
     """
     from importlib.metadata import entry_points
 
-    if shipped:
-        load_shipped()
     for entry in entry_points(group=GROUP):
         if entry.module not in sys.modules:
             _load(entry)
     for path in listed():
         load_plugin(path)
-
-
-def load_shipped() -> None:
-    """Import the plugins that ship with codl."""
-    for name in SHIPPED:
-        import_module(name)
 
 
 def listed() -> list[Path]:

@@ -18,8 +18,8 @@ from codl.ir.executable import Program
 from codl.ir.network import Network
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
-from codl.phone_compilers import gpus
 from codl.plan.build_plan import default_plan
+from codl_phone_compilers import gpus
 
 CASES = (("float32", "buffer"), ("half", "buffer"), ("half", "image2d"))
 

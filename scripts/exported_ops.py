@@ -11,23 +11,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import codl.phone_compilers
+import codl_phone_compilers
 from codl.frontend.convert import load_structure
 from codl.ir import to_text
-from codl.phone_compilers.programs import EXPORTED, needs
+from codl_phone_compilers.programs import EXPORTED, needs
 
 HEAD = "# Ops of exported networks, by scripts/exported_ops.py: a network, an op, what is fused.\n"
 
 
 def main(paths: list[str]) -> None:
-    """Write the file that comes with codl."""
+    """Write the file of `contrib/codl_phone_compilers`."""
     lines = [
         f"{Path(path).stem}\t{to_text(need.op)}\t{need.mode}\n"
         for path in paths
         for need in needs(load_structure(path))
         if need.op.kind != "onnx"
     ]
-    Path(codl.phone_compilers.__path__[0], EXPORTED).write_text(HEAD + "".join(lines))
+    Path(codl_phone_compilers.__path__[0], EXPORTED).write_text(HEAD + "".join(lines))
 
 
 if __name__ == "__main__":

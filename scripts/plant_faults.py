@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_name("planted_faults.yaml")
 LAYERS = ("frontend", "ir", "lower", "kernels", "runtime", "targets")
 LIMIT_S = 240.0
-COPIED = ("codl", "tests", "pyproject.toml")
+COPIED = ("codl", "contrib", "tests", "conftest.py", "pyproject.toml")
 DESCRIBE = """
 import sys
 from pathlib import Path

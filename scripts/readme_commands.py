@@ -40,11 +40,10 @@ SHORT = {
     "tune": ("--budget", "10s"),
     "eval": ("--time", "0.5s"),
     "doctor": ("--budget", "20s"),
-    "conformance": ("--budget", "20s"),
     "bench": ("--budget", "20s"),
 }
 #: Options with which a command measures nothing, or as a file says.
-UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui", "llm"}
+UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ class Command:
                 return f"needs the Dask scheduler {value}"
             if option == "--opencl-device":
                 return f"needs the OpenCL device {value}"
-            if option == "--runner":
-                return "needs the original's program"
             if option == "--soc" and value not in (SOC, *_described(folder)):
                 return f"needs the SoC {value}"
             if option not in WRITTEN and not value.startswith("-"):

@@ -39,7 +39,7 @@ from gains import gains_content
 from paper_figures import paper_content, paper_picture
 from split_picture import split
 from standalone import stand_alone
-from summaries import accuracy_content, devices_content
+from summaries import accuracy_content, conformance_content, devices_content, refusals_content
 
 from codl.cli.app import app
 from codl.cli.commands import filled
@@ -48,21 +48,20 @@ from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
+from codl.plugins import load_installed
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.report.drawing import Picture
-from codl.report.kernels import gpus_content
-from codl.report.kernels import variants_content as kernels_by_gpu
 from codl.report.tables import (
     bundles_content,
     comparison_content,
-    conformance_content,
     plan_content,
-    refusals_content,
     run_content,
     train_content,
 )
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, count
 from codl.strategies import STRATEGIES, ideal
+from codl_phone_compilers.report import gpus_content
+from codl_phone_compilers.report import variants_content as kernels_by_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -299,6 +298,7 @@ def _generated(what: str) -> str:
 
 def cli_reference() -> str:
     """docs/reference/cli.md: every command with its arguments and options, from the typer app."""
+    load_installed()
     top = typer.main.get_command(app)
     parts = [
         "# Commands",

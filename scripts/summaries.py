@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import ClassVar
 
+from codl.plugins import RESULTS
 from codl.records.results import PredictorRow
-from codl.report.results import TrainResult, ValidatedModel, ValidationsResult
+from codl.report.results import PluginResult, TrainResult, ValidatedModel, ValidationsResult
 from codl.report.tables import origin_lines, soc_lines
 from codl.report.text_table import (
     NONE,
+    Cell,
     Column,
     TextRow,
     TextSection,
@@ -130,3 +134,52 @@ def _device(device: str, way: str, rows: Sequence[ValidatedModel]) -> TextRow:
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceResult(PluginResult):
+    """What `tests/support/conformance.py` wrote: counts of cases, and reasons of refusals."""
+
+    command: ClassVar[str] = "conformance"
+    gpu: str
+    driver: str
+    onnx: str
+    cases: int
+    passed: int
+    failed: int
+    refused: int
+    converted: int
+    renamings: int
+    refusals: Mapping[str, int] = field(default_factory=dict)
+
+
+RESULTS.add("conformance", ConformanceResult)
+
+
+def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
+    """What became of ONNX's test cases: a row per device."""
+    cells: list[Cell[ConformanceResult]] = [
+        (words("device"), lambda result: f"{result.gpu} ({result.driver})"),
+        (Column("cases"), lambda result: count(result.cases)),
+        (Column("passed"), lambda result: count(result.passed)),
+        (Column("failed"), lambda result: count(result.failed)),
+        (Column("refused"), lambda result: count(result.refused)),
+        (Column("converted"), lambda result: count(result.converted)),
+        (Column("only rename"), lambda result: count(result.renamings)),
+    ]
+    suites = sorted({result.onnx for result in results})
+    caption = [
+        f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
+        "float32. Only rename: passed, with nothing to compute."
+    ]
+    caption += [line for result in results for line in origin_lines(result)]
+    return TextTable.of("Conformance", results, cells, caption)
+
+
+def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
+    """Why cases were refused, of the first device."""
+    cells: list[Cell[tuple[str, int]]] = [
+        (Column("refused"), lambda reason: count(reason[1])),
+        (words("why"), lambda reason: reason[0]),
+    ]
+    return TextTable.of("Refused cases", results[0].refusals.items(), cells)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+CONTRIB = TESTS.parent / "contrib"
 #: What goes through all of something, and has as many elements as that, or a multiple of them.
 THROUGH = ("dict", "enumerate", "list", "pairwise", "product", "reversed", "set", "sorted", "tuple",
            "items", "keys", "values", "zip")  # fmt: skip
@@ -94,10 +95,10 @@ def is_weak(node: ast.Assert) -> bool:
     return called(test) == "isinstance"
 
 
-FILES = sorted(TESTS.rglob("test_*.py"))
+FILES = sorted(path for folder in (TESTS, CONTRIB) for path in folder.rglob("test_*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(TESTS)) for path in FILES])
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(TESTS.parent)) for path in FILES])
 def test_every_test_reaches_an_assert_that_may_fail(path: Path) -> None:
     """`support.some.some` says of a loop that it must not be empty."""
     tree = ast.parse(path.read_text())

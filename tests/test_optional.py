@@ -206,7 +206,7 @@ def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path
 
 
 def test_a_command_whose_package_is_missing_says_which() -> None:
-    run = cli_only("quantize", "a.onnx", "--bits", "4", "-o", "b.onnx")
+    run = cli_only("search", "a.onnx", "--soc", "epyc2")
     assert run.returncode == 1
     assert "onnx is not installed" in run.stderr
     assert "pip install 'codl[onnx]'" in run.stderr

@@ -41,10 +41,13 @@ def test_the_wheel_needs_no_compiler_and_brings_what_ships(built: Path) -> None:
         "codl/kernels/conv2d/gpu_direct.cl",
         "codl/socs/epyc2.yaml",
         "codl/report/page.html.j2",
+        "codl_published/mappings/conv_cpu_gpu.yaml",
+        "codl_phone_compilers/compilers.sh",
     ):
         assert name in names, name
     assert any(name.startswith("codl/predictors/epyc2/") for name in names)
-    assert not any(name.startswith(("tests/", "docs/", "scripts/")) for name in names)
+    assert not any(name.startswith(("contrib/", "docs/", "scripts/")) for name in names)
+    assert not any("tests" in name.split("/") for name in names)
 
 
 def test_the_sdist_has_its_tests_and_pages(built: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from codl import yaml_file
-from codl.contrib.importers.mapped_tables import load_mapping
 from codl.errors import InvalidFileError
 from codl.frontend.models.reading import read_yaml
+from codl_published.mapped_tables import load_mapping
 
 LAUGHS = "\n".join(
     ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]

@@ -25,15 +25,13 @@ from codl.measure.dataset_writer import check_is_new
 from codl.measure.devices_at_work import DeviceStatus
 from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
-from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_ops
 from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
 from codl.records.soc import Soc
 from codl.targets.base import Target
-from codl.targets.connect import connect
+from codl.targets.connect import connect, transport_of
 from codl.targets.detect import load_measured
 from codl.targets.environment import environment_of
-from codl.targets.replay import folder_of
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
@@ -89,10 +87,9 @@ class Agenda:
             return cls(tasks, rule.budget_s - last_s, learner)
         return cls(all_tasks(scope, soc))
 
-    def answered_by(self, recorded: Dataset, reporter: Reporter) -> Agenda:
-        """The same of the tasks that a replay has rows of; it is said how many others there are."""
-        recording = Recording.read(recorded.folder)
-        tasks = [task for task in self.tasks if recording.has(task)]
+    def answered_by(self, replay: Target, reporter: Reporter) -> Agenda:
+        """The same of the tasks that a replay has rows of; notes the number of the others."""
+        tasks = [task for task in self.tasks if replay.can_measure(task)]
         if left := len(self.tasks) - len(tasks):
             reporter.note(
                 f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
@@ -166,16 +163,16 @@ def collect(
         shares=shares or (SHARES if budget_s is None else FEW_SHARES),
         others=ops is None,
     )
-    recorded = _recorded(serials)
-    tuning = tuning_file.read(recorded or dataset, described)
-    if tune and recorded is None:
+    replay = _replay(serials, described)
+    tuning = tuning_file.read(_recorded(replay) or dataset, described)
+    if tune and replay is None:
         time_s = min(BUDGET_S, TUNING * command.left_s)
         tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning, time_s, reporter)
-    if budget_s is not None and recorded is None:  # the time of a replay is that of its rows
+    if budget_s is not None and replay is None:  # the time of a replay is that of its rows
         rule = replace(rule, budget_s=max(LEAST_S, command.left_s))
     agenda = Agenda.of(rule, scope, soc=described, dataset=dataset, tuning=tuning)
-    if recorded is not None:
-        agenda = agenda.answered_by(recorded, reporter)
+    if replay is not None:
+        agenda = agenda.answered_by(replay, reporter)
     with ExitStack() as opened:
         targets = {
             name: opened.enter_context(closing(connect(name, described))) for name in serials
@@ -191,7 +188,7 @@ def collect(
             resume=resume,
             samples=samples,
         )
-    if recorded is not None and tuning.results:
+    if replay is not None and tuning.results:
         tuning_file.add(dataset, described, tuning.results.values())
     expected = agenda.learner.expected() if agenda.learner else None
     return CollectRun(dataset, done, expected)
@@ -245,12 +242,17 @@ def _described(name: str, serials: Sequence[str], precision: str | None) -> Soc:
     return load_measured(name, last, precision)
 
 
-def _recorded(serials: Sequence[str]) -> Dataset | None:
-    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
-    folders = [folder for folder in map(folder_of, serials) if folder is not None]
-    if folders and len(serials) > 1:
+def _replay(serials: Sequence[str], soc: Soc) -> Target | None:
+    """The target that answers from a dataset; None where the serials are of machines."""
+    replays = [serial for serial in serials if not transport_of(serial).is_machine]
+    if replays and len(serials) > 1:
         raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
-    return Dataset.at(folders[0]) if folders else None
+    return connect(replays[0], soc) if replays else None
+
+
+def _recorded(replay: Target | None) -> Dataset | None:
+    """The dataset of a replay, whose kernels were tuned as it says."""
+    return Dataset.at(Path(replay.replays["folder"])) if replay and replay.replays else None
 
 
 def _tuned_briefly(

@@ -310,7 +310,6 @@ class _Network(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Mapping[str, _Output]
     constants: Mapping[str, Annotated[tuple[Positive, ...], msgspec.Meta(max_length=MOST_AXES)]]
     types: Mapping[str, str]
-    states: Mapping[str, _Shape] = {}
     layers: tuple[_Layer, ...]
 
 
@@ -322,7 +321,6 @@ def network_to_json(network: Network) -> Any:
         outputs={name: _Output(tensor, shape) for name, (tensor, shape) in network.outputs.items()},
         constants={name: value.shape for name, value in network.constants.items()},
         types=network.types,
-        states=network.states,
         layers=tuple(
             _Layer(layer.name, to_text(layer.op), layer.inputs, layer.output)
             for layer in network.layers
@@ -344,7 +342,6 @@ def network_from_json(content: Any, path: Path) -> Network:
         outputs={name: (output.tensor, output.shape) for name, output in read.outputs.items()},
         constants={name: np.broadcast_to(zero, shape) for name, shape in read.constants.items()},
         types=read.types,
-        states={name: Shape(*shape) for name, shape in read.states.items()},
     )
 
 

@@ -22,7 +22,7 @@ from codl.cli.output import fail, warn
 from codl.cli.progress import STAGE, heartbeat
 from codl.cli.progress import VARIABLE as PROGRESS
 from codl.errors import CodlError, CodlWarning, InterruptedCommandError
-from codl.plugins import load_installed, load_plugin, load_shipped
+from codl.plugins import load_installed, load_plugin
 from codl.runtime.guard import guarded
 
 PluginOption = Annotated[
@@ -68,7 +68,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-load_shipped()
 
 
 @app.callback(invoke_without_command=True)

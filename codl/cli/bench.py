@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 UNREADABLE = "not readable"
 bench_app = typer.Typer(
-    help="""Benchmarks: ops, a model on and on, an interface beside one, language models.
+    help="""Benchmarks: ops, a model on and on, an interface beside one.
 
 [dim]Examples:[/dim]
 codl bench ops yolov2
 codl bench sustained yolov2 --time 10m
-codl bench ui yolov2 --strategy gpu --max-kernel-ms 1
-codl bench llm smollm2_135m""",
+codl bench ui yolov2 --strategy gpu --max-kernel-ms 1""",
     no_args_is_help=True,
 )
 SourceArgument = Annotated[

@@ -12,20 +12,16 @@ from rich.text import Text
 
 from codl.cli import options as opt
 from codl.cli.job_options import with_options
-from codl.cli.options import MOST_IMAGES, MOST_ROUNDS
+from codl.cli.options import MOST_IMAGES
 from codl.cli.output import TERMINAL, emit
-from codl.errors import CodlError, UnknownNameError
 from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C
-from codl.plugins import RUNNERS
 from codl.report.text_table import Table
 
 if TYPE_CHECKING:
     from codl.api.collect import CollectRun
     from codl.measure.devices_at_work import DeviceStatus
 
-#: What measures unless --runner names a plugin's, which is called as `collect_original` is.
-CODL = "codl"
 #: Why a collection ended.
 STOPPED = {
     "done": "all is measured",
@@ -92,50 +88,6 @@ ResumeOption = Annotated[
 ]
 
 
-def _runner(name: str) -> str:
-    if name not in (runners := (CODL, *RUNNERS)):
-        raise UnknownNameError("runner", name, runners)
-    return name
-
-
-RunnerOption = Annotated[
-    str,
-    typer.Option(
-        "--runner",
-        callback=_runner,
-        help="What measures: codl, or codl_op_run, the original CoDL's program on the device, "
-        "which has kernels of its own.",
-    ),
-]
-ProgramOption = Annotated[
-    str | None,
-    typer.Option(
-        "--program",
-        help="Where codl_op_run lies on the device; by default where the original's scripts put "
-        "it, /data/local/tmp/codl/codl_op_run.",
-        show_default=False,
-    ),
-]
-MemoryTypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu-memory-type",
-        help="What codl_op_run keeps the GPU's tensors in: buffer or, by default, image.",
-        show_default=False,
-    ),
-]
-RoundsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--rounds",
-        min=1,
-        max=MOST_ROUNDS,
-        help="How often codl_op_run runs an op, by default 21 times; the first 10 do not count.",
-        show_default=False,
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
     """What is measured, on which devices, until when, and how."""
@@ -155,10 +107,6 @@ class CollectOptions:
     governor: opt.GovernorOption = None
     cool_down: opt.CoolDownOption = opt.COOL_DOWN
     hot: opt.HotOption = HOT_C
-    runner: RunnerOption = CODL
-    program: ProgramOption = None
-    gpu_memory_type: MemoryTypeOption = None
-    rounds: RoundsOption = None
     datasets_folder: opt.ToDatasetsOption = DATASETS
 
     @property
@@ -170,12 +118,9 @@ class CollectOptions:
         return opt.read_shares(self.shares) if self.shares else None
 
     def collected(self) -> CollectRun:
-        """Measure, by codl or by the runner that is named."""
         from codl.api.collect import collect
 
         sources = opt.sources_of(self.models, self.ops)
-        if self.runner != CODL:
-            return self._by_runner(sources)
         return collect(
             self.soc,
             serial=self.serial or [],
@@ -195,35 +140,6 @@ class CollectOptions:
             reporter=TERMINAL,
             shown=_lines,
         )
-
-    def _by_runner(self, sources: Sequence[str]) -> CollectRun:
-        """Raises `CodlError` for what the original's program cannot do."""
-        from codl.api.collect import CollectRun
-        from codl.frontend.models import MEASURED
-        from codl.measure.tasks import FEW_SHARES, SHARES
-
-        runner, serials = self.runner, self.serial or []
-        if self.similar or self.batch:
-            raise CodlError(f"--similar and --batch are not for --runner {runner}.")
-        if len(serials) > 1:
-            raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
-        options = {
-            "program": self.program,
-            "memory_type": self.gpu_memory_type,
-            "rounds": self.rounds,
-        }
-        dataset, done = RUNNERS[runner](
-            self.soc,
-            serials[0],
-            {name: value for name, value in options.items() if value is not None},
-            ops=sources or MEASURED,
-            shares=self.asked_shares or (SHARES if self.budget_s is None else FEW_SHARES),
-            root=self.datasets_folder,
-            resume=self.resume,
-            budget_s=self.budget_s,
-            samples=self.samples,
-        )
-        return CollectRun(dataset, done)
 
 
 @with_options
@@ -254,9 +170,6 @@ def collect_data(
     Rows carry temperature, clocks and battery. What a throttled processor measured is measured
     again; a hot device is waited for between batches; a battery below 20 % ends the collection.
 
-    With --runner codl_op_run the original CoDL's program measures its own kernels: whole ops first,
-    then parts. Its rows are those of a SoC that only that program, or somebody else, measures.
-
     Several devices of one SoC share the work: each measures at its own pace what no other one does.
     One that goes away is tried again later, and the others go on.
 
@@ -270,7 +183,6 @@ def collect_data(
     codl collect --soc host --serial local --resume --budget 10m
     codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
-    codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --models yolov2
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """

@@ -29,12 +29,10 @@ COMMANDS = {
     "doctor": "codl.cli.doctor:check_device",
     "collect": "codl.cli.collect:collect_data",
     "tune": "codl.cli.tune:tune_kernels",
-    "kernels": "codl.cli.kernels:compile_kernels",
     "train": "codl.cli.train:train_predictors",
     "models": "codl.cli.models:list_models",
     "search": "codl.cli.search:search_plan",
     "show": "codl.cli.show:show_file",
-    "quantize": "codl.cli.quantize:quantize_model",
     "package": "codl.cli.package:package_model",
     "run": "codl.cli.run:run_model",
     "eval": "codl.cli.evaluate:evaluate_strategies",
@@ -44,7 +42,6 @@ COMMANDS = {
     "runs": "codl.cli.runs:list_runs",
     "compare": "codl.cli.compare:compare_files",
     "report": "codl.cli.report:write_report",
-    "bench llm": "codl.cli.bench_llm:bench_llm",
 }
 #: Groups, each a `Typer` of its own; a command of one that is elsewhere has both words above.
 GROUPS = {
@@ -58,7 +55,7 @@ GROUPS = {
 
 def places_of(group: str) -> dict[str, str]:
     """The commands of a group by their last words, with those of plugins; "" is the top."""
-    every = {**COMMANDS, **plugins.COMMANDS.places, **GROUPS}
+    every = {**COMMANDS, **dict(sorted(plugins.COMMANDS.places.items())), **GROUPS}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}
 

@@ -45,7 +45,7 @@ def compare_files(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Compare two results of `eval`, `run`, `train`, `validate` or `kernels`: what is no noise?
+    """Compare two results of `eval`, `run`, `train` or `validate`: what is no noise?
 
     Latencies of one file took turns, those of two files did not. They are told apart where they
     differ by more than both spreads make up, and by 3 % at least. Accuracies are told apart beyond

@@ -12,7 +12,8 @@ def models() -> str:
 def serials() -> str:
     from codl.targets.connect import TRANSPORTS
 
-    return ", ".join(f"{transport.pattern} ({transport.help})" for transport in TRANSPORTS.values())
+    machines_first = sorted(TRANSPORTS.values(), key=lambda transport: not transport.is_machine)
+    return ", ".join(f"{transport.pattern} ({transport.help})" for transport in machines_first)
 
 
 def compared() -> str:
@@ -29,13 +30,6 @@ def run_plans() -> str:
     return ", ".join(name for name, strategy in STRATEGIES.items() if strategy.runs_plans)
 
 
-def of_decoders() -> str:
-    """The strategies that decoders are measured by where none is named."""
-    from codl.api.decoders import USUAL
-
-    return ",".join(USUAL)
-
-
 def shares() -> str:
     """All shares, and those of a short collection."""
     from codl.measure.tasks import FEW_SHARES, SHARES
@@ -48,10 +42,3 @@ def elements() -> str:
     from codl.records.soc import ELEMENT_NAMES
 
     return " or ".join(ELEMENT_NAMES)
-
-
-def bits() -> str:
-    """Of a packed number."""
-    from codl.ir.ops.matmul_quantized import BITS
-
-    return " or ".join(map(str, BITS))

@@ -41,14 +41,8 @@ class CpuFallback:
     def take_over(self, failed: Loaded, plan: Plan, why: DeviceError) -> tuple[Plan, Loaded]:
         """The plan without its GPU, loaded and fed as what has failed was, which is released.
 
-        Raises `DeviceError` with both reasons where the CPU cannot do it alone, and where the
-        failure took states with it, such as a decoder's caches.
+        Raises `DeviceError` with both reasons where the CPU cannot do it alone.
         """
-        if self.network.states:
-            raise DeviceError(
-                f"{why} What {self.network.name!r} keeps from run to run was lost with it: make a "
-                "new engine."
-            ) from why
         try:
             alone = on_cpu(self.network, plan, self.soc)
             loaded = self.target.load_on_cpu(self.lowering(alone))

@@ -238,7 +238,7 @@ class Engine:
             "winograd" in step.variant or getattr(ops.get(step.layers[0]), "groups", 1) > 1
             for step in kernels
         )
-        return (hides or spreads) and not self.network.states
+        return hides or spreads
 
     @cached_property
     def _masks(self) -> frozenset[str]:

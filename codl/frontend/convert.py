@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend.converters.base import CONVERTERS, ConvertedOp, unsupported
-from codl.frontend.graph.attention_patterns import fuse_attention, fuse_rotaries, share_heads
+from codl.frontend.graph.attention_patterns import fuse_attention, share_heads
 from codl.frontend.graph.folding import fold_affines
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
@@ -89,7 +89,7 @@ def simplify(graph: Graph) -> Graph:
     Each pass finds what those before it leave.
     """
     plain = merge_parallel_convolutions(drop_aliases(graph))
-    fused = fuse_group_norms(fuse_rotaries(fuse_norms(fuse_activations(plain))))
+    fused = fuse_group_norms(fuse_norms(fuse_activations(plain)))
     folded = share_heads(fuse_attention(fold_affines(widen_products(fused))))
     return merge_reshapes(drop_reshapes(folded))
 
@@ -174,8 +174,7 @@ class _Builder:
         self._layers: dict[str, Layer] = {}
         self._inputs = {name: as_nchw(graph.shapes[name]) for name in graph.inputs}
         self._constants: dict[str, Array] = {}
-        self._states = {name: as_nchw(sizes) for name, sizes in graph.states.items()}
-        self._shapes = {**self._inputs, **self._states}
+        self._shapes = dict(self._inputs)
         #: Outputs of fused activations, by name, and the layer output that holds them.
         self._fused: dict[str, str] = {}
         #: What layers read, also those that one node became.
@@ -294,6 +293,4 @@ class _Builder:
                 self._append(Layer(layer, op, (held,), copy, {}))
                 outputs[name] = (copy, to)
         layers = mark_nonfinite(self._layers.values(), self._constants)
-        return Network(
-            graph.name, layers, self._inputs, outputs, self._constants, states=self._states
-        )
+        return Network(graph.name, layers, self._inputs, outputs, self._constants)

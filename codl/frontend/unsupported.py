@@ -23,10 +23,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.converters.base import CONVERTERS, ConvertedOp
-from codl.frontend.graph.constant_nodes import fold_constants, model_of
 from codl.frontend.graph.graph import Graph, in_order
-from codl.frontend.graph.integer_products import with_own_constants
+from codl.frontend.graph.integer_products import reference_session, with_own_constants
 from codl.frontend.graph.passes import FLOATS, is_alias
+from codl.frontend.graph.plain_form import LEAST_IR_VERSION, all_graphs
 from codl.frontend.graph.weights import CHANCE, Model, graphs_of, refill
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
@@ -190,11 +190,7 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
 #: Constants of more elements are not looked at to see whether a node can be converted.
 LARGE = 1 << 16
 #: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
-INDICES: Mapping[str, int] = {
-    "Gather": 1,
-    "RotaryEmbedding": 3,
-    "com.microsoft.RotaryEmbedding": 1,
-}
+INDICES: Mapping[str, int] = {"Gather": 1}
 
 
 def enclose(graph: Graph) -> Graph:
@@ -265,8 +261,6 @@ def _is_known(graph: Graph, node: Node) -> bool:
         # Operands that do not fit, of which ONNX checks few, trip a converter anywhere: ONNX
         # Runtime says what is wrong with them.
         if isinstance(error, CodlError) and not isinstance(error, UnsupportedError):
-            raise
-        if graph.states.keys() & set(node.inputs):  # nothing else may write a state
             raise
         return False
     return made.issuperset(name for name in node.outputs if graph.is_read(name))
@@ -399,3 +393,85 @@ class _Groups:
             self._stands[at] = self._stands[stands]
             at = stands
         return at
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """The graph with constants in the place of nodes that compute constants of constants.
+
+    ONNX Runtime computes them here. It does not fold nodes that dequantise, have graphs, or make
+    tensors that have no size before a run.
+    """
+    values: dict[str, NDArray[Any]] = {}
+    types: dict[str, int] = {}
+    gone: set[str] = set()
+    for nodes in _groups(graph):
+        names = {node.name for node in nodes}
+        wanted = [
+            name
+            for node in nodes
+            for name in filter(None, node.outputs)
+            if graph.is_handed_out(name) or any(n.name not in names for n in graph.consumers(name))
+        ]
+        try:
+            made = dict(zip(wanted, _computed(graph, nodes, wanted), strict=True))
+            types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in made.items()}
+        except Exception:  # ONNX Runtime's exceptions share no base class
+            continue
+        if any(value.dtype == object for value in made.values()):  # texts are no tensors here
+            continue
+        values |= made
+        gone |= names
+    if not gone:
+        return graph
+    return replace(
+        graph,
+        nodes=tuple(node for node in graph.nodes if node.name not in gone),
+        constants={**graph.constants, **values},
+        shapes={**graph.shapes, **{name: value.shape for name, value in values.items()}},
+        types={**graph.types, **types},
+        unknown={k: reason for k, reason in graph.unknown.items() if k not in values},
+    )
+
+
+def _groups(graph: Graph) -> list[list[Node]]:
+    """Nodes that read constants, and what others of their group make of constants."""
+    makers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if _draws(node) or not all(x in graph.constants or x in makers for x in node.reads):
+            continue
+        before = {id(makers[name]): makers[name] for name in node.reads if name in makers}
+        group = [*(each for nodes in before.values() for each in nodes), node]
+        for each in group:
+            makers |= dict.fromkeys(filter(None, each.outputs), group)
+    return list({id(group): group for group in makers.values()}.values())
+
+
+def _draws(node: Node) -> bool:
+    """Whether what a node computes may depend on chance, or is not known."""
+    if node.proto is None:
+        return True
+    graphs = all_graphs(onnx.GraphProto(node=[node.proto]))
+    return any(inner.op_type in CHANCE for graph in graphs for inner in graph.node)
+
+
+def _computed(graph: Graph, nodes: Sequence[Node], wanted: Sequence[str]) -> list[NDArray[Any]]:
+    """What nodes make, by ONNX Runtime."""
+    read = sorted({name for node in nodes for name in node.reads} & graph.constants.keys())
+    content = helper.make_graph(
+        [node.proto for node in nodes],
+        "constants",
+        [],
+        [onnx.ValueInfoProto(name=name) for name in wanted],
+        [numpy_helper.from_array(np.asarray(graph.constants[name]), name) for name in read],
+    )
+    session = reference_session(Model.of(model_of(graph, content)))
+    values: list[NDArray[Any]] = session.run(list(wanted), {})
+    return values
+
+
+def model_of(graph: Graph, content: onnx.GraphProto) -> onnx.ModelProto:
+    """A model of some nodes of a graph."""
+    domains = {"": graph.opset, **graph.domains}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    least = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
+    return helper.make_model(content, opset_imports=opsets, ir_version=max(LEAST_IR_VERSION, least))

@@ -24,7 +24,6 @@ from codl.ir.executable import FLAG_BYTES, VERSION, VERSIONS, Executable
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
 from codl.ir.region import Region, Shape
-from codl.ir.types import Processor
 
 MAGIC = "7767517"
 WORD = re.compile(r"[A-Za-z_]\w{0,200}")
@@ -214,31 +213,6 @@ def check_producers(executable: Executable) -> None:
         if other != layer:
             others = "the caller gives it" if other is None else f"so does {other!r}"
             raise UnfitError(f"{layer!r} makes {tensor!r}, and {others}")
-
-
-def state_tensors(executable: Executable) -> dict[tuple[str, Processor], int]:
-    """The numbers of tensors by the name of the state and the processor that keeps it."""
-    return {
-        (executable.tensors[number].name, processor): number
-        for processor, number in (*_of_steps(executable), *_of_nets(executable))
-    }
-
-
-def _of_steps(executable: Executable) -> Iterator[tuple[Processor, int]]:
-    for step in executable.steps:
-        if isinstance(step, ex.GpuOp):
-            yield from (("gpu", step.reads[index].tensor) for index in parse(step.ops[0]).states)
-
-
-def _of_nets(executable: Executable) -> Iterator[tuple[Processor, int]]:
-    for net in executable.nets:
-        if isinstance(net, ex.NcnnNet):
-            continue
-        places = [binding.access.tensor for binding in net.inputs]
-        by_name = {executable.tensors[number].name: number for number in places}
-        for layer in net.layers:
-            for index in parse(layer.op).states:
-                yield "cpu", by_name[layer.inputs[index][0]]
 
 
 #: The options that a program may be compiled with: a version of OpenCL C, and macros.

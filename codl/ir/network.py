@@ -106,10 +106,9 @@ class Network:
 
     `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
     shape that the model declares for it. `constants` are tensors that layers read like any other
-    and that never change, shaped nchw. `states` are tensors that layers read and write in place:
-    they begin as zeros and last from run to run (see `Op.states`). All tensors are float32; `types`
-    are those (NumPy's names) as which callers see the inputs and outputs that the model has
-    otherwise. `content` is the digest of one whose weights are elsewhere, as a bundle's are.
+    and that never change, shaped nchw. All tensors are float32; `types` are those (NumPy's names)
+    as which callers see the inputs and outputs that the model has otherwise. `content` is the
+    digest of one whose weights are elsewhere, as a bundle's are.
     """
 
     name: str
@@ -118,14 +117,13 @@ class Network:
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     constants: Mapping[str, Array] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
-    states: Mapping[str, Shape] = field(default_factory=dict)
     content: str = ""
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
         fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
         made = {x.output: x.op.output for x in self.layers}
-        return {**self.inputs, **fixed, **self.states, **made}
+        return {**self.inputs, **fixed, **made}
 
     @cached_property
     def digest(self) -> str:

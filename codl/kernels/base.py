@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.ir.columns import Columns
-from codl.ir.ops.base import Weights
+from codl.ir.ops.base import Op, Weights
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
 from codl.records.soc import Soc
 from codl.records.tuned import Choice as Choice
@@ -229,3 +229,14 @@ class Variant(Protocol):
         for every op; training and planning both call this.
         """
         ...
+
+
+def work(op: Op) -> dict[str, float]:
+    """Operations, and the bytes of what is read of inputs, of weights and output as float32."""
+    inputs = 4.0 * op.read_elements
+    return {
+        "flops": float(op.flops),
+        "input_bytes": inputs,
+        "weight_bytes": float(op.bytes - op.output.bytes) - inputs,
+        "output_bytes": float(op.output.bytes),
+    }

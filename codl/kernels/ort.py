@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import Sizes
-from codl.kernels.base import Backend
+from codl.kernels.base import Backend, work
 from codl.kernels.kernel import CpuKernel
-from codl.kernels.replayed import work
 from codl.records.soc import Soc
 
 #: The version of ONNX's operators that plans are written in, but for those that need a later one.
@@ -40,9 +39,8 @@ class OrtPlan:
     `inputs` and `output` are the sizes under which nodes see those tensors, which hold the same
     elements as the op's. Nodes read weights by their names in the result of `pack`, and
     `constants` by theirs. The op's activation is none of the nodes. An op that is a `model` has no
-    nodes here and is run as it is. `updates` says which tensors of the nodes are written where
-    inputs lie that the op keeps something in, `opset` the least version of ONNX's operators that
-    has the nodes.
+    nodes here and is run as it is. `opset` is the least version of ONNX's operators that has the
+    nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -51,7 +49,6 @@ class OrtPlan:
     constants: NamedArrays = field(default_factory=dict)
     pack: Callable[[Weights], NamedArrays] = as_they_are
     model: bytes = b""
-    updates: Mapping[str, str] = field(default_factory=dict)
     opset: int = OPSET
 
 

@@ -13,7 +13,7 @@ from codl.ir.ops.movement import PadNd
 from codl.ir.ops.pooling import MaxIndices
 
 # What stands in them must be registered before.
-from codl.kernels import ort_ops, ort_products  # noqa: F401
+from codl.kernels import ort_ops
 from codl.kernels.conv2d import cpu  # noqa: F401
 from codl.kernels.ort import CpuOrt, OrtPlan
 from codl.kernels.registry import VARIANTS, register
@@ -37,7 +37,6 @@ KINDS = (
     "reduce",
     "reshape",
     "resize",
-    "row_range",
     "slice",
     "softmax",
     "tile",

@@ -11,7 +11,7 @@ from codl.ir.plan import those_of
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.architecture import architecture_of
 from codl.kernels.base import LIBRARIES, Variant
-from codl.kernels.replayed import replayed_variants
+from codl.plugins import LATENCIES, load_installed
 from codl.records.soc import Soc
 from codl.registry import Registry
 
@@ -48,7 +48,15 @@ def of_kind(kind: str, processor: Processor | None = None) -> list[Variant]:
 
 def known_to(op: Op) -> list[Variant]:
     """All variants of an op's kind, those that cannot run included."""
-    return [*of_kind(op.kind), *replayed_variants(op.kind)]
+    return [*of_kind(op.kind), *_latencies_of(op.kind)]
+
+
+def _latencies_of(kind: str, source: str | None = None) -> list[Variant]:
+    """The variants of a kind of op that have latencies and no kernels, of one source or of all."""
+    if not LATENCIES:
+        load_installed()  # in a worker process, or a script that calls parts of codl
+    sources = LATENCIES.values() if source is None else [LATENCIES.find(source)]
+    return [variant for variants_of in sources for variant in variants_of(kind)]
 
 
 def variants(
@@ -73,8 +81,8 @@ def candidates(
 ) -> list[list[Any]]:
     """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
-        replayed = [v for v in replayed_variants(kind) if v.processor == processor]
-        return [[v for v in replayed if include_unfit or v.is_plannable]]
+        known = [v for v in _latencies_of(kind, soc.source) if v.processor == processor]
+        return [[v for v in known if include_unfit or v.is_plannable]]
     all_variants: list[Any] = of_kind(kind, processor)
     if include_unfit:
         return [all_variants]
@@ -138,7 +146,7 @@ def find(op: Op, name: str, processor: Processor | None = None) -> Variant:
     """The variant of an op's kind by its name, such as `cpu_gemm`, where given of one processor."""
     variant = VARIANTS.get(f"{op.kind} {name}")
     if variant is None:
-        variant = next((v for v in replayed_variants(op.kind) if v.name == name), None)
+        variant = next((v for v in _latencies_of(op.kind) if v.name == name), None)
     if variant is None or processor not in (None, variant.processor):
         kind = f"{processor.upper()} kernel variant" if processor else "kernel variant"
         names = [v.name for v in known_to(op) if processor in (None, v.processor)]

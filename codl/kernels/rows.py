@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from codl.ir.ops.nd import AxisBlock
-from codl.ir.ops.reductions import REDUCTIONS, Reduce, RowRange, Softmax
+from codl.ir.ops.reductions import REDUCTIONS, Reduce, Softmax
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.kernel import Kernel, Sizes, launch, of_every_storage
 from codl.kernels.registry import register
@@ -164,28 +164,4 @@ class GpuSoftmax(_AlongAxes):
         return {"LOG": op.log}
 
 
-class GpuRowRange(Kernel):
-    """The least and the largest of rows of any size."""
-
-    op_kind = "row_range"
-    source = "row_range/gpu_direct.cl"
-
-    def choices(self, op: RowRange, soc: Soc) -> tuple[Choice, ...]:
-        return sharer_choices(op.size, soc)
-
-    def counts(self, op: RowRange, soc: Soc, choice: Choice) -> dict[str, float]:
-        return {
-            "rows": op.rows,
-            "loop_length": op.size,
-            **RowGrid.of(op.rows, op.size, choice, soc).features(soc),
-            "input_bytes": self.stored(op.input.elements),
-        }
-
-    def build(self, op: RowRange, soc: Soc, choice: Choice) -> KernelPlan:
-        grid = RowGrid.of(op.rows, op.size, choice, soc)
-        numbers = {"strip": grid.strip, "rows": op.rows, "size": op.size}
-        row_range = launch("row_range", grid.sizes, *ENDS, **numbers)
-        return self.assemble(op, soc, row_range, macros=grid.defines)
-
-
-register(*of_every_storage(GpuReduce, GpuSoftmax, GpuRowRange))
+register(*of_every_storage(GpuReduce, GpuSoftmax))

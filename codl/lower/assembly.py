@@ -152,9 +152,8 @@ class Arena:
 class NetworkMemory:
     """Where the tensors of a network lie, by name: `host` arrays and `device` tensors.
 
-    `storages` are those that the device keeps tensors in. What enters and leaves the network, what
-    is constant and what is a state has memory of its own; that of the others is given back stage by
-    stage.
+    `storages` are those that the device keeps tensors in. What enters and leaves the network and
+    what is constant has memory of its own; that of the others is given back stage by stage.
     """
 
     def __init__(
@@ -174,11 +173,10 @@ class NetworkMemory:
         fixed = network.constants.keys() & partitioned.held["cpu"].keys()
         ports: Collection[str] = {*network.inputs, *fixed, *results}
         #: What the CPU and the GPU never give back.
-        self._lasting: Collection[str] = {*ports, *network.states}
-        self._kept: Collection[str] = {*network.constants, *network.states}
+        self._lasting: Collection[str] = ports
+        self._kept: Collection[str] = network.constants.keys()
         for name in sorted(ports):
             self._take_host(name)
-        self._take_states()
 
     def begin(self, stage: int) -> None:
         """Take memory for what is first held at a stage."""
@@ -212,15 +210,6 @@ class NetworkMemory:
         is_shared = self._soc.gpu.sees_host_memory and name in self._partitioned.moved
         shape = self._network.shapes[name]
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
-
-    def _take_states(self) -> None:
-        """Memory of their own, of whatever each processor keeps of them."""
-        held = self._partitioned.held
-        for name in self._network.states:
-            if name in held["cpu"]:
-                self._take_host(name)
-            if name in held["gpu"]:
-                self.take_device(name)
 
     def _life(self, processor: Processor, name: str) -> Lifetime:
         return self._lives[processor].get(name, UNUSED)

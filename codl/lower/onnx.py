@@ -56,7 +56,6 @@ def _written(group: Group, assembly: Assembly) -> OnnxNet:
     for layer in group.layers:
         graph.add(layer)
     inputs, outputs = graph.bind({n: (a.region, shapes[n]) for n, a in group.outputs.items()})
-    outputs |= graph.updates
     weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
     model = assembly.add_constants(
         _how(group.layers),
@@ -114,8 +113,6 @@ class OnnxGraph:
     #: The sizes under which inputs are declared, by tensor.
     declared: dict[str, Sizes] = field(default_factory=dict)
     values: dict[TensorRegion, dict[Sizes, str]] = field(default_factory=dict)
-    #: What inputs that ops keep something in are overwritten with.
-    updates: Named = field(default_factory=dict)
     opset: int = OPSET
 
     def add(self, layer: CpuLayer) -> None:
@@ -132,11 +129,7 @@ class OnnxGraph:
         weights = layer.weights or layer.op.weights_of(partial(np.broadcast_to, np.float32(0)))
         for name, value in {**plan.constants, **plan.pack(weights)}.items():
             names[name] = self._constant(f"{prefix}.{name}", value)
-        written = self._write(plan.nodes, names, prefix)
-        result = written["y"]
-        for index in layer.op.states:
-            (tensor, _), sizes = layer.inputs[index], plan.inputs[index]
-            self.updates[tensor] = written[plan.updates[f"x{index}"]], sizes
+        result = self._write(plan.nodes, names, prefix)["y"]
         after, constants = activation_nodes(layer.op.activation)
         if after:
             names = {"x0": result}

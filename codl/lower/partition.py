@@ -163,12 +163,12 @@ class Residency:
     """Which region of every tensor each processor has, and what must move for it to have another.
 
     The planner walks a network with one of these as the executor does, so that both count the same
-    transfers. Of states, and of constants of one layer, a processor has what it needs and no more.
+    transfers. Of constants of one layer a processor has what it needs and no more.
     """
 
     def __init__(self, network: Network, sharing: Sharing) -> None:
         self._shapes = network.shapes
-        self._sharing, self._kept = sharing, network.states.keys() | network.lone
+        self._sharing, self._kept = sharing, network.lone
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
         others = network.constants.keys() - network.lone
         fixed = {name: Region.whole(self._shapes[name]) for name in sorted(others)}

@@ -14,7 +14,7 @@ from codl.kernels.base import LIBRARIES
 from codl.records.soc import Soc
 
 #: By kind of op what its kernels may compute of what follows it: sums and products of elements.
-MODES = {"conv2d": ("add",), "matmul": ("add", "mul"), "matmul_nbits": ("add", "mul")}
+MODES = {"conv2d": ("add",), "matmul": ("add", "mul")}
 
 
 def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:

@@ -59,8 +59,7 @@ class Row:
     `latency_ms` is by the one statistic (`codl.records.statistic`) of all `runs` samples, which
     `p20_ms` and `p80_ms` are percentiles of, at the speed that the machine had in the run's first
     batch. Other statistics, such as those of older runs, are named in the run's protocol.
-    `source` is measured, replayed or simulated, or codl_op_run where the original CoDL's program
-    measured its own kernels; `run` names the measurement run in the manifest.
+    `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
     A failed measurement has a `status` and a `reason`, and no number is to be read from it.
     The rest is of the batch that it was measured in, as in `Conditions`; None where the machine
     does not tell. `throttled` names the processors whose clocks were held down, by spaces.

@@ -120,18 +120,15 @@ HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
 #: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads; in
 #: attention as one op, which keeps no scores, in no more than the last.
 MOST_ELEMENTS, MOST_PAIRS, ATTENTION_PAIRS = 1 << 20, 1 << 19, 1 << 22
-#: Elements of matrices that one row is multiplied by, by turns: some streams from memory, as all do
-#: in a language model that writes word by word. They have the first depth, and the second more by
-#: every block.
+#: Elements of matrices that one row is multiplied by, by turns: the large ones stream from memory.
+#: The matrix of the first block has the first depth, that of each further one the second more.
 STREAMED = (1 << 19, 1 << 21, 1 << 23)
 LEAST_DEPTH, MORE_DEPTH = 256, 64
 #: The sizes of models, by turns: pairs in which tokens of all heads meet (1,500 tokens of 6 heads
-#: make 13 million), features of a head, multiplications of a product; tokens that a cache holds,
-#: how many are new, and heads that share it.
+#: make 13 million), features of a head, and multiplications of a product.
 LARGE_PAIRS = (1 << 24, 1 << 22, 1 << 20, 1 << 23, 1 << 21)
 LARGE_HEADS = (64, 32, 80, 64, 128, 96, 48)
 LARGE_PRODUCTS = (1 << 29, 1 << 28, 1 << 27, 1 << 26)
-CACHES = ((2048, 1, 3), (1024, 128, 1), (512, 1, 4), (2048, 64, 2), (1024, 1, 1))
 MODES = ("mean", "sum", "l2")
 #: Functions behind its products and copies; most have none.
 FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
@@ -186,7 +183,6 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     m = c * block.wider
     yield parse(f"norm in=1x{s}x{s}x{c},1x1x1x{c},1x1x1x{c} axis=3")
     yield parse(f"norm in=1x{n}x{c},1x1x{c},1x1x{c} axis=2 center={number % 2}")
-    yield parse(f"rotary in=1x{h}x{n}x{d},1x{n}x{d // 2},1x{n}x{d // 2}")
     yield parse(f"matmul in={n}x{c} matrix={c}x{m}{function()}")
     yield parse(f"matmul in=1x{n}x{m} matrix={m}x{c}")
     yield parse(f"matmul in=1x{h}x{n}x{d},1x{h}x{d}x{n} alpha={d**-0.5:.6g}")
@@ -212,13 +208,6 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     repeated = (f"1x{h}x{d}x1 repeats=1x1x1x{n}", f"1x1x{c} repeats=1x{n}x1")[number % 2]
     yield parse(f"tile in={repeated}")
     yield _rare(block, dice)
-    for rows, bits in ((n, (4, 8)[number % 2]), (1, 4), (1, 8)):
-        packed = f"bits={bits} block=32 zero_points={number // 2 % 2}"
-        yield parse(f"matmul_nbits in={rows}x{c} matrix={c}x{m} {packed}")
-    yield parse(f"row_range in=1x{n}x{c}")
-    for rows in (n, 1):
-        signed = int(number % 4 < 3)
-        yield parse(f"matmul_dynamic in={rows}x{c},{rows}x2 matrix={c}x{m} signed={signed}")
     yield from _of_one_token(block, number)
     yield from _of_a_model(block, number)
 
@@ -236,20 +225,13 @@ def _attention(block: Block, number: int) -> Iterator[Op]:
 
 
 def _of_one_token(block: Block, number: int) -> Iterator[Op]:
-    """What a new word takes: its row of a table, products that read a matrix once, a cache."""
-    n, c, h, d = block.tokens, block.channels, block.heads, block.head
+    """A row of a table, and products of one row, which read their matrix once."""
+    n, c = block.tokens, block.channels
     yield parse(f"gather in={n}x{c},1x1 axis=0")
     yield parse(f"matmul in=1x{c} matrix={c}x{c * block.wider}")
     deep = LEAST_DEPTH + MORE_DEPTH * number
     matrix = f"{deep}x{STREAMED[number % len(STREAMED)] // deep}"
     yield parse(f"matmul in=1x{deep} matrix={matrix}")
-    yield parse(f"matmul_nbits in=1x{deep} matrix={matrix} bits=4 block=32 zero_points=1")
-    new = f"1x1x{h}x{d}"
-    for capacity in (n, 4 * n):
-        cache = f"1x{h}x{capacity}x{d}"
-        yield parse(
-            f"cached_attention in=1x1x{h}x{2 * d},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}"
-        )
 
 
 def _of_a_model(block: Block, number: int) -> Iterator[Op]:
@@ -263,13 +245,6 @@ def _of_a_model(block: Block, number: int) -> Iterator[Op]:
     deep = LEAST_DEPTH + MORE_DEPTH * number
     product = f"in={'1x' * (number % 2)}{rows}x{deep} matrix={deep}x{elements // deep}"
     yield parse(f"matmul {product}")
-    for bits in (4, 8):
-        packed = f"bits={bits} block=32 zero_points={number % 2}"
-        yield parse(f"matmul_nbits {product} {packed}")
-    capacity, tokens, sharing = CACHES[number % len(CACHES)]
-    new, cache = f"1x{tokens}x{h}x{d}", f"1x{h}x{capacity}x{d}"
-    queries = f"1x{tokens}x{h}x{sharing * d}"
-    yield parse(f"cached_attention in={queries},{new},{new},1,{cache},{cache} scale={d**-0.5:.6g}")
 
 
 def _transpose(block: Block, dice: random.Random) -> Op:

@@ -65,9 +65,6 @@ class GpuWork:
         self._gpu = gpu
         self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc, add=add), gpu)
         self._kernels = self._session.kernels(pieces.WORK)
-        if inputs is None and op.typical:
-            inputs = [np.full(shape, op.typical.get(i, 0), np.float32)
-                      for i, shape in enumerate(op.inputs)]  # fmt: skip
         if inputs is not None:
             self.feed(inputs)
 
@@ -171,9 +168,6 @@ def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], o
     """
     executable = pieces.net_alone(ops, variant, [filler(op) for op in ops], soc)
     session = HostSession(executable, soc, own_memory=True)
-    names = pieces.input_names(len(ops[0].inputs))
-    for index, value in ops[0].typical.items():
-        session.inputs[names[index]][...] = value
     (net,) = session.nets
     if not isinstance(executable.nets[0], NcnnNet):
         return net.run

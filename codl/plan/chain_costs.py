@@ -100,17 +100,14 @@ class ChainCosts:
         layers = network.layers
         self.network, self.cost = network, cost
         #: The index of the last layer that reads each tensor; of results, the number of layers.
-        self.last_reader = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
+        self.last_reader = dict.fromkeys((*network.inputs, *network.constants), -1)
         for at, layer in enumerate(layers):
             self.last_reader |= {layer.output: -1, **dict.fromkeys(layer.inputs, at)}
         results = [name for name, _ in network.outputs.values()]
         self.last_reader |= dict.fromkeys(results, len(layers))
-        #: Constants that one layer alone reads, and states. Both processors have them from the
-        #: start, and they lie as that layer wants them: they cost it something, and are no concern
-        #: of chains.
-        self.lone = network.lone | {
-            name for name in network.states if len(network.readers(name)) == 1
-        }
+        #: Constants that one layer alone reads. Both processors have them from the start, and they
+        #: lie as that layer wants them: they cost it something, and are no concern of chains.
+        self.lone = network.lone
         self.weights = LayerWeights(network, cost.places, frozenset(self.lone))
         self.sub_ops = SubOps([layer.op for layer in layers], cost, ratios)
         self.known: dict[ChainKey, CandidateChain] = {}

@@ -54,7 +54,7 @@ class ChainSearch:
         self.costs = ChainCosts(network, self.cost, self._ratios)
         self._transitions = Transitions(self.costs, sharing)
         self._numbers = {layer.name: number for number, layer in enumerate(network.layers)}
-        self._constants = frozenset({*network.constants, *network.states})
+        self._constants = frozenset(network.constants)
         self._best: dict[tuple[str, ...], IsolatedChain] = {}
         singles = [[layer] for layer in network.layers]
         chains = self._evaluate(

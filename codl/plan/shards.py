@@ -89,14 +89,13 @@ NEVER = 1 << 30
 
 
 class LayerWeights:
-    """What the layers of a network hold: weights, states, and constants that one alone reads."""
+    """What the layers of a network hold: weights, and constants that one alone reads."""
 
     def __init__(self, network: Network, places: WeightPlaces, lone: frozenset[str]) -> None:
         self._layers, self._places = network.layers, places
-        #: The inputs of each layer that last from run to run.
+        #: The inputs of each layer that it alone reads and that never change.
         self._inputs = [
-            tuple(at for at, name in enumerate(x.inputs) if name in lone or at in x.op.states)
-            for x in network.layers
+            tuple(at for at, name in enumerate(x.inputs) if name in lone) for x in network.layers
         ]
         self._known: dict[tuple[Op, tuple[int, ...]], tuple[Dim, ...]] = {}
 
@@ -173,7 +172,7 @@ def _held(op: Op, inputs: Sequence[int]) -> int:
 def _that_matters(op: Op, inputs: Sequence[int]) -> int:
     """The same, 0 where it is too little to matter."""
     held = _held(op, inputs)
-    return held if held >= LEAST_ELEMENTS or op.is_product or op.states else 0
+    return held if held >= LEAST_ELEMENTS or op.is_product else 0
 
 
 def _cutting(op: Op, inputs: Sequence[int]) -> tuple[Dim, ...]:

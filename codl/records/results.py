@@ -22,9 +22,8 @@ from codl.records.statistic import level
 #: A finite number of at least 0, and a whole one.
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
-#: Where a latency comes from; `computed` is made of measured ones. `codl_op_run` is the original
-#: CoDL's program, which measures its own kernels.
-Source = Literal["measured", "computed", "replayed", "simulated", "codl_op_run"]
+#: Where a latency comes from; `computed` is made of measured ones.
+Source = Literal["measured", "computed", "replayed", "simulated"]
 Status = Literal["ok", "failed"]
 #: How rows are held out: single rows, or all rows of an op shape together.
 Split = Literal["row", "shape"]

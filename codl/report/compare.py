@@ -16,12 +16,10 @@ from typing import Any, Literal
 from codl.errors import MismatchError
 from codl.ir.environment import NONE as MISSING
 from codl.ir.environment import Difference, differences
-from codl.records.kernel_figures import KernelFigures
 from codl.records.results import Digests, EvalRow, PredictorRow
 from codl.report.comparability import LEAST_TOLERANCE, latencies_of, tolerance_of
 from codl.report.results import (
     EvalResult,
-    KernelsResult,
     Result,
     RunResult,
     TrainResult,
@@ -33,8 +31,6 @@ from codl.report.text_table import NONE, Cell, Column, TextTable, digits, stem, 
 Verdict = Literal["alike", "better", "worse", "not compared"]
 #: Twice the standard error: of 20 equal pairs one is told apart.
 ERRORS = 2.0
-#: What is compared of a kernel.
-FIGURES = ("registers", "spills", "instructions")
 #: Of an error over another that is nothing.
 ENDLESS = float("inf")
 
@@ -324,32 +320,6 @@ def _validations(first: ValidationsResult, second: ValidationsResult) -> Iterato
         )
 
 
-def _kernels(first: KernelsResult, second: KernelsResult) -> Iterator[FigurePair]:
-    """Registers, spills and instructions of each program that both have: kernel, op and choice."""
-    rows = {_key(row): row for row in second.kernels}
-    for row in first.kernels:
-        now = rows.get(_key(row))
-        reason = "no such program" if now is None else row.error or now.error
-        for what in FIGURES if now and not reason else FIGURES[:1]:
-            yield FigurePair(
-                group=f"{row.name}: {row.op}",
-                name=_where(row),
-                what=what,
-                before=None if row.error else float(getattr(row, what)),
-                now=None if now is None or now.error else float(getattr(now, what)),
-                reason=reason,
-            )
-
-
-def _where(row: KernelFigures) -> str:
-    choice = " ".join(f"{name}={value}" for name, value in row.choice.items())
-    return ", ".join(filter(None, (row.precision, row.memory, choice)))
-
-
-def _key(row: KernelFigures) -> tuple[str, str, str]:
-    return row.name, row.op, _where(row)
-
-
 #: Figures by the type of result.
 PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
     EvalResult: _latencies,
@@ -357,7 +327,6 @@ PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
     TrainResult: _accuracies,
     ValidateResult: _checks,
     ValidationsResult: _validations,
-    KernelsResult: _kernels,
 }
 
 

@@ -15,7 +15,6 @@ from codl import files
 from codl.errors import CodlError
 from codl.report import (
     charts,
-    kernels,
     pictures,
     tables,
     waterfalls,
@@ -28,11 +27,10 @@ from codl.report.results import (
     UNMEASURED,
     BenchResult,
     CollectResult,
-    ConformanceResult,
     EvalResult,
     ExplainResult,
-    KernelsResult,
     PackageResult,
+    PluginResult,
     Result,
     ResultFile,
     RunResult,
@@ -126,7 +124,7 @@ def _title(results: Sequence[Result]) -> str:
 
 def _section(key: str, result: Result) -> PageSection:
     """A section with its file and where it is on the page."""
-    section = SECTIONS[type(result)](result)
+    section = SECTIONS.get(type(result), _of_plugin)(result)
     return replace(
         section,
         key=key,
@@ -217,11 +215,6 @@ def _run(result: RunResult) -> PageSection:
     return _of(f"Run of {result.model}", content, pictures=drawn, sources=[result.source])
 
 
-def _conformance(result: ConformanceResult) -> PageSection:
-    shown = tables.conformance_content([result]), tables.refusals_content([result])
-    return _of("Conformance", *shown)
-
-
 def _package(result: PackageResult) -> PageSection:
     return _of(f"Bundle of {result.model}", tables.bundles_content([result]))
 
@@ -250,13 +243,13 @@ def _validations(result: ValidationsResult) -> PageSection:
     return _of(heading, tables.validations_content([result]))
 
 
-def _kernels(result: KernelsResult) -> PageSection:
-    return _of(f"Kernels on {result.label}", kernels.kernels_content(result))
-
-
 def _bench(result: BenchResult) -> PageSection:
     drawn = [pictures.kernel_bars(result)]
     return _of(f"Kernels on {result.soc.name}", pictures=drawn, sources=[result.source])
+
+
+def _of_plugin(result: PluginResult) -> PageSection:
+    return _of(result.heading, *result.tables())
 
 
 SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
@@ -266,11 +259,9 @@ SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     SearchesResult: _searches,
     CollectResult: _collect,
     RunResult: _run,
-    ConformanceResult: _conformance,
     PackageResult: _package,
     ExplainResult: _explain,
     ValidateResult: _validate,
     ValidationsResult: _validations,
-    KernelsResult: _kernels,
     BenchResult: _bench,
 }

@@ -17,6 +17,7 @@ from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.files import printable
 from codl.ir.plan import Chain
+from codl.plugins import RESULTS
 from codl.report.results import (
     COMMANDS,
     EvalResult,
@@ -48,12 +49,14 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
     if "command" not in content:
         raise InvalidFileError(path, "the key 'command' is missing.", where="top", fix=HOW)
     command = content["command"]
-    if not isinstance(command, str) or command not in COMMANDS:
-        problem = str(UnknownNameError("command", str(command), COMMANDS))
+    known = {*COMMANDS, *RESULTS}
+    if not isinstance(command, str) or command not in known:
+        problem = str(UnknownNameError("command", str(command), known))
         raise InvalidFileError(path, problem, where="command")
     if command == "search" and "plans" in content:
         return parse_as(SearchesResult, content, path)
-    return parse_as(COMMANDS[command], content, path)
+    kind: type[Result] = COMMANDS.get(command) or RESULTS[command]
+    return parse_as(kind, content, path)
 
 
 def eval_result(content: Mapping[str, Any]) -> EvalResult:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import fsum
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from codl.ir.environment import Environment
 from codl.ir.plan import Chain, OpFallback
 from codl.ir.types import Processor
-from codl.records.kernel_figures import KernelFigures, KernelSummary
 from codl.records.results import SINGLES as SINGLES
 from codl.records.results import (
     Amount,
@@ -28,6 +27,9 @@ from codl.records.results import (
     times_faster,
 )
 from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm, WholeOp
+
+if TYPE_CHECKING:
+    from codl.report.text_table import TextTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ class ValidationsResult(ResultFile):
 
 
 #: Sources of which a reader must be warned: codl did not measure these numbers for this report.
-UNMEASURED = ("replayed", "simulated", "codl_op_run")
+UNMEASURED = ("replayed", "simulated")
 #: Where a file does not say where its numbers come from.
 NOT_RECORDED: Literal["not recorded"] = "not recorded"
 AnySource: TypeAlias = Source | Literal["not recorded"]
@@ -364,24 +366,6 @@ class RunResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformanceResult(ResultFile):
-    """What `codl conformance` wrote: counts of ONNX's cases, and why some were refused."""
-
-    command: ClassVar[str] = "conformance"
-    gpu: str
-    driver: str
-    onnx: str
-    cases: Count
-    passed: Count
-    failed: Count
-    refused: Count
-    converted: Count
-    renamings: Count
-    seconds: Amount
-    refusals: Mapping[str, Count] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PackageResult(ResultFile):
     """What `codl package` said: a bundle, and what a new process took to its first output."""
 
@@ -451,17 +435,16 @@ class ExplainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelsResult(ResultFile):
-    """What `codl kernels` wrote: figures of kernels on one GPU, by one compiler."""
+class PluginResult(ResultFile):
+    """A result of a plugin's command, which is in `codl.plugins.RESULTS`."""
 
-    command: ClassVar[str] = "kernels"
-    gpu: str
-    label: str
-    compiler: str
-    summary: KernelSummary
-    kernels: tuple[KernelFigures, ...]
-    #: Debian's packages that compiled, with their versions; empty in files of earlier versions.
-    packages: Mapping[str, str] = field(default_factory=dict)
+    @property
+    def heading(self) -> str:
+        """The heading of its section in a report."""
+        raise NotImplementedError
+
+    def tables(self) -> tuple[TextTable, ...]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,15 +477,14 @@ Result = (
     | SearchesResult
     | CollectResult
     | RunResult
-    | ConformanceResult
     | PackageResult
     | ExplainResult
     | ValidateResult
     | ValidationsResult
-    | KernelsResult
+    | PluginResult
     | BenchResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {
-    kind.command: kind for kind in get_args(Result) if kind is not SearchesResult
+    kind.command: kind for kind in get_args(Result) if kind not in (SearchesResult, PluginResult)
 }

@@ -27,7 +27,6 @@ from codl.report.results import (
     WAITING,
     CheckedOp,
     CollectResult,
-    ConformanceResult,
     EvalResult,
     FailedSearch,
     InferenceProfile,
@@ -64,7 +63,6 @@ from codl.report.text_table import (
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
-    "codl_op_run": "codl_op_run: the original CoDL's program measured its own kernels, not codl's.",
 }
 
 
@@ -469,35 +467,6 @@ def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
 def _failures(rows: Sequence[EvalRow]) -> list[str]:
     failed = [row for row in rows if row.latency_ms is None]
     return [f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed]
-
-
-def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
-    """What became of ONNX's test cases: a row per device."""
-    cells: list[Cell[ConformanceResult]] = [
-        (words("device"), lambda result: f"{result.gpu} ({result.driver})"),
-        (Column("cases"), lambda result: count(result.cases)),
-        (Column("passed"), lambda result: count(result.passed)),
-        (Column("failed"), lambda result: count(result.failed)),
-        (Column("refused"), lambda result: count(result.refused)),
-        (Column("converted"), lambda result: count(result.converted)),
-        (Column("only rename"), lambda result: count(result.renamings)),
-    ]
-    suites = sorted({result.onnx for result in results})
-    caption = [
-        f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
-        "float32. Only rename: passed, with nothing to compute."
-    ]
-    caption += [line for result in results for line in origin_lines(result)]
-    return TextTable.of("Conformance", results, cells, caption)
-
-
-def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
-    """Why cases were refused, of the first device."""
-    cells: list[Cell[tuple[str, int]]] = [
-        (Column("refused"), lambda reason: count(reason[1])),
-        (words("why"), lambda reason: reason[0]),
-    ]
-    return TextTable.of("Refused cases", results[0].refusals.items(), cells)
 
 
 def bundles_content(results: Sequence[PackageResult]) -> TextTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,7 +31,6 @@ from codl.runtime.host_handles import HostHandles
 from codl.runtime.launch import BoundKernel
 from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.shared_weights import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -48,8 +47,8 @@ def no_callback(step: int) -> None:
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
-    `refusals` are the steps that the device refuses, with the reason; `share` has what is there for
-    several executables. `on_step` is told of every step before the driver is asked for its kernels.
+    `refusals` are the steps that the device refuses, with the reason. `on_step` is called with
+    every step before the driver is asked for its kernels.
     """
 
     def __init__(
@@ -58,10 +57,9 @@ class Handles:
         device: OpenClDevice,
         *,
         own_memory: bool = False,
-        share: Share | None = None,
         on_step: StepCallback = no_callback,
     ) -> None:
-        self._executable, self._device, self._share = executable, device, share
+        self._executable, self._device = executable, device
         self._on_step = on_step
         self.refusals: dict[int, str] = {}
         #: Bytes of weights that kernels read.
@@ -73,7 +71,7 @@ class Handles:
         memory = self._memory
         #: The CPU's side of it.
         self.host = HostHandles(
-            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory, share=share
+            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory
         )
         self._constants = self._upload()
         self._programs: dict[int, cl.Program] = {}
@@ -94,9 +92,7 @@ class Handles:
 
     def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
         try:
-            if self._share is None:
-                return allocate(buffer, self._device)
-            return self._share.memory(number, buffer, lambda wanted: allocate(wanted, self._device))
+            return allocate(buffer, self._device)
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
             return DeviceMemory()
@@ -134,11 +130,8 @@ class Handles:
         for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
             values = self.host.packed(constant.constants)[constant.name]
             self._check_size(constant, values, steps)
-            make = partial(upload, values, constant, self._device)
             try:
-                uploaded[constant] = (
-                    self._share.constant(constant, steps, values, make) if self._share else make()
-                )
+                uploaded[constant] = upload(values, constant, self._device)
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue

@@ -21,7 +21,6 @@ from codl.runtime import threads
 from codl.runtime.loaded import Footprint, Timeline
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
-from codl.runtime.shared_weights import Share
 
 #: A buffer as the CPU sees it, as flat floats, by its number.
 Flat: TypeAlias = Callable[[int], Array]
@@ -60,7 +59,7 @@ class HostHandles:
     """Views of tensors, packed constants and the nets of an executable.
 
     `flat` gives buffers as flat floats. With `own_memory` nets take no memory that others have put
-    back (see `NcnnSession`); `share` has what is there for several executables.
+    back (see `NcnnSession`).
     """
 
     def __init__(
@@ -70,9 +69,8 @@ class HostHandles:
         flat: Flat,
         *,
         own_memory: bool = False,
-        share: Share | None = None,
     ) -> None:
-        self._executable, self._soc, self._flat, self._share = executable, soc, flat, share
+        self._executable, self._soc, self._flat = executable, soc, flat
         self._own_memory = own_memory
         self._packed: tuple[int, Arrays] = (-1, {})
         self.nets: list[CpuNet] = []
@@ -125,7 +123,7 @@ class HostHandles:
         """Libraries are imported here: what describes a machine, and most executables, need one or
         none.
         """
-        soc, share, packed = self._soc, self._share, self._counted
+        soc, packed = self._soc, self._counted
         if isinstance(net, NcnnNet):
             # Its OpenMP counts the cores that it may use when it is loaded.
             with threads.pinned(threads.INITIAL_CORES), explained():
@@ -134,7 +132,7 @@ class HostHandles:
                 [self.view(access) for _, access in side] for side in (net.inputs, net.outputs)
             )
             own_memory = self._own_memory
-            return NcnnSession(net, views, results, packed, soc, own_memory=own_memory, share=share)
+            return NcnnSession(net, views, results, packed, soc, own_memory=own_memory)
         views, results = (
             [self.view(binding.access) for binding in side] for side in (net.inputs, net.outputs)
         )
@@ -146,11 +144,7 @@ class HostHandles:
             return OpenVinoSession(net, views, results, packed, soc)
         with explained():
             from codl.runtime.ort_net import OnnxSession
-        if share is None:
-            return OnnxSession(net, views, results, packed, soc, lambda array: array)
-        session = OnnxSession(net, views, results, packed, soc, share.array, share.arranged)
-        share.count(session.weight_bytes)
-        return session
+        return OnnxSession(net, views, results, packed, soc)
 
     def _counted(self, number: int) -> Arrays:
         is_new = self._packed[0] != number

@@ -9,9 +9,7 @@ clock fall.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter, sleep
@@ -51,12 +49,6 @@ def aligned_zeros(shape: tuple[int, ...]) -> Array:
     start = -memory.ctypes.data % ALIGNMENT
     zeros: Array = memory[start : start + size].view(np.float32).reshape(shape)
     return zeros
-
-
-def give_back_freed() -> None:
-    """Let the system have memory that is free again, of which glibc keeps most by itself."""
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def seen_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:

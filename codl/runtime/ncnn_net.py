@@ -19,7 +19,6 @@ from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
 from codl.runtime.openmp import ncnn
 from codl.runtime.placement import LocalSoc
-from codl.runtime.shared_weights import Share
 from codl.runtime.threads import ImageParallel
 
 #: What `codl.lower.nets` calls the blob of a tensor; others are steps on the way to one.
@@ -71,8 +70,7 @@ class NcnnSession:
     that.
 
     With `own_memory` it takes no memory that others have put back: what it gets from the common
-    pools is in the caches or is not, depending on who ran before. `share` has the nets that are
-    there for several executables.
+    pools is in the caches or is not, depending on who ran before.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class NcnnSession:
         soc: LocalSoc,
         *,
         own_memory: bool = False,
-        share: Share | None = None,
     ) -> None:
         self.label = net.label
         # ncnn counts no references to NumPy's memory.
@@ -114,7 +111,7 @@ class NcnnSession:
         self._packing.num_threads = self._lanes.threads
         self._packing.blob_allocator = self._pools.blobs
         self._parts = [
-            _LoadedPart(part, net.values, self._net(part, packed, share), lanes=self._lanes)
+            _LoadedPart(part, net.values, self._net(part, packed), lanes=self._lanes)
             for part in net.parts
         ]
         #: What runs a single net on a single image; None of any others.
@@ -143,15 +140,10 @@ class NcnnSession:
 
         return run
 
-    def _net(
-        self, part: NcnnPart, packed: Callable[[int], Arrays], share: Share | None
-    ) -> ncnn.Net:
-        load = partial(_load, part.options, threads=self._lanes.threads, pools=self._pools)
+    def _net(self, part: NcnnPart, packed: Callable[[int], Arrays]) -> ncnn.Net:
         weights = (packed(weight.constants)[weight.name] for weight in part.weights)
-        if share is None:
-            return load(part.param, weights)
-        arrays = list(weights)
-        return share.net(part, arrays, lambda param: load(param, arrays))
+        options, threads = part.options, self._lanes.threads
+        return _load(options, part.param, weights, threads=threads, pools=self._pools)
 
     def run(self) -> None:
         if self._single is not None:

@@ -38,7 +38,7 @@ from codl.ir.executable import (
     Unmap,
     Wait,
 )
-from codl.ir.executable_check import check, state_tensors
+from codl.ir.executable_check import check
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op, Weights
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
@@ -53,9 +53,8 @@ SPOILT = 0xFF
 class SimulatedMemory:
     """Every buffer as bytes. What is read and written are regions, shaped nchw.
 
-    With `poisoned` memory, that of states apart, begins as not-a-numbers, and to read one is an
-    error: nothing was written there, or what was is lost. Otherwise it begins as zeros, as on a
-    device.
+    `poisoned` memory begins as not-a-numbers, and to read one is an error: nothing was written
+    there, or what was is lost. Otherwise it begins as zeros, as on a device.
     """
 
     def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
@@ -65,10 +64,8 @@ class SimulatedMemory:
         except MemoryError as error:
             total = sum(buffer.bytes for buffer in executable.buffers)
             raise CodlError(f"The buffers take {total:,} bytes, which are not there.") from error
-        kept = {self._tensors[number].buffer for number in state_tensors(executable).values()}
         for number in range(len(self._bytes) if poisoned else 0):
-            if number not in kept:
-                self.spoil(number)
+            self.spoil(number)
 
     def read(self, access: Access, at: str) -> NDArray[np.float64]:
         """A region; raises `CodlError` with the place `at` where poisoned memory has nothing."""
@@ -154,14 +151,6 @@ class References:
             result = self._compute(op, step.label, [result, *inputs[count:]], None)
         return result
 
-    def states(self, step: GpuOp, inputs: Sequence[Values]) -> list[tuple[Access, Values]]:
-        """What a step leaves in those of its inputs that it writes in place."""
-        op = parse(step.ops[0])
-        new = op.updated(
-            [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=False)]
-        )
-        return [(step.reads[index], value) for index, value in zip(op.states, new, strict=True)]
-
     def net(self, net: Net, computed: Computed) -> Computed:
         """All that is computed when a net has run on what was `computed` before."""
         computed = dict(computed)
@@ -172,9 +161,6 @@ class References:
                 constants = self._executable.constants[layer.constants]
                 op = replace(op, model=constants.arrays()[MODEL].tobytes())
             value = self._compute(op, layer.name, inputs, layer.constants)
-            shaped = [value.reshape(shape) for value, shape in zip(inputs, op.inputs, strict=True)]
-            for index, new in zip(op.states, op.updated(shaped), strict=True):
-                computed[layer.inputs[index][0]] = layer.inputs[index][1], new
             computed[layer.output] = layer.region, value
         return computed
 
@@ -335,11 +321,7 @@ class Interpreter:
         self._spoil_memory_between(launches, [*reads, target])
         self._order.gpu_uses(target, writes=True)
         if isinstance(step, GpuOp):
-            states = self._references.states(step, values)
             self._memory.write(target, self._references.step(step, values))
-            for access, value in states:
-                self._order.gpu_uses(access, writes=True)
-                self._memory.write(access, value)
         else:
             self._memory.write(target, values[0])
 

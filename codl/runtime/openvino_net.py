@@ -24,7 +24,7 @@ from codl.runtime.placement import LocalSoc
 
 
 class OpenVinoSession:
-    """A net in OpenVINO over arrays that live as long as it does; `weight_bytes` are its own."""
+    """A net in OpenVINO over arrays that live as long as it does."""
 
     def __init__(
         self,
@@ -37,7 +37,6 @@ class OpenVinoSession:
         self.label = net.label
         weights = dict(packed(net.model.constants))
         model = weights.pop(net.model.name).tobytes()
-        self.weight_bytes = sum(array.nbytes for array in weights.values())
         names = ", ".join(layer.name for layer in net.layers)
         self._request = compiled(model, weights, soc, names).create_infer_request()
         self._views = (*views, *results)

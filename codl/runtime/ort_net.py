@@ -1,131 +1,30 @@
-"""Models in ONNX Runtime over arrays that stay in place, on the CPU side's threads.
-
-A session arranges a matrix in memory of its own, and two sessions twice. Written to a file, and
-read from there, what is equal lies in one place of one file, whose pages are in memory once,
-whoever maps them. The files are in a temporary folder, and gone when all sessions are made: what is
-mapped stays.
-"""
+"""Models in ONNX Runtime over arrays that stay in place, on the CPU side's threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from codl.errors import CodlError, DeviceError
-from codl.ir.constants import Arrays, array_digest
+from codl.ir.constants import Arrays
 from codl.ir.executable import OnnxBinding, OnnxNet
 from codl.ir.onnx_wire import external_tensors
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_quantized import MatMulDynamic, MatMulNBits
 from codl.ir.ops.onnx_model import EXACT, OnnxModel
 from codl.ir.ops.pooling import Pool2d
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
 
-#: Makes options for one session each time.
-Options: TypeAlias = "Callable[[], ort.SessionOptions]"
-#: Where elements lie, in the words of ONNX: a file, and places of it.
-Place: TypeAlias = Mapping[str, str]
-#: Constants of fewer bytes stay in the model.
-LEAST_BYTES = 1 << 12
-#: What ONNX Runtime calls the place of an initializer as it is arranged: `op+hash|first;size;0`.
-ARRANGED = "prepacked_0"
-
-
-class Opened(NamedTuple):
-    """A session, and the bytes of weights that no session before it had."""
-
-    session: ort.InferenceSession
-    new_bytes: int
-
-
-class ArrangedWeights:
-    """The files of sessions that are made one after the other, and where in them weights lie."""
-
-    def __init__(self) -> None:
-        self._folder: TemporaryDirectory[str] | None = None
-        self._places: dict[tuple[Any, ...], Place] = {}
-        self._written = 0
-
-    def open(self, model: bytes, weights: Arrays, options: Options) -> Opened | None:
-        """A session over what is there already; `weights` are those beside the model.
-
-        None where no files can be written or read. What is wrong with a model is told to whom opens
-        it as usual.
-        """
-        try:
-            return self._open(model, weights, options)
-        except Exception:  # ONNX Runtime's exceptions share no base class
-            return None
-
-    def close(self) -> None:
-        """Delete the files; sessions that map them live on."""
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._folder, self._places = None, {}
-
-    def _open(self, model: bytes, weights: Arrays, options: Options) -> Opened:
-        import onnx  # which an agent need not have
-
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="codl-weights-", ignore_cleanup_errors=True)
-        self._written += 1
-        path = Path(self._folder.name, f"{self._written}.onnx")
-        data = path.with_suffix(".data")
-        _write(model, weights, options(), path, data)
-        proto = onnx.load(path, load_external_data=False)
-        apart = [tensor for tensor in proto.graph.initializer if tensor.external_data]
-        new_bytes = sum(self._place(tensor, data) for tensor in apart)
-        path.write_bytes(proto.SerializeToString())
-        if not any(place["location"] == data.name for place in self._places.values()):
-            data.unlink(missing_ok=True)
-        return Opened(_session(str(path), options()), new_bytes)
-
-    def _place(self, tensor: Any, data: Path) -> int:
-        """Let an initializer be read where one with equal elements lies; the bytes that are new."""
-        entries: Place = {entry.key: entry.value for entry in tensor.external_data}
-        elements = np.memmap(data, np.uint8, "r", int(entries["offset"]), (int(entries["length"]),))
-        form, _, arranged = entries.get(ARRANGED, "").partition("|")
-        key = tensor.data_type, *tensor.dims, form, array_digest(elements)
-        place = self._places.setdefault(key, entries)
-        if place is entries:
-            return int(arranged.split(";")[1] if arranged else entries["length"])
-        for entry in tensor.external_data:
-            entry.value = place[entry.key]
-        return 0
-
-
-def _write(
-    model: bytes, weights: Arrays, options: ort.SessionOptions, path: Path, data: Path
-) -> None:
-    """Let ONNX Runtime write a model, and its weights as they are and as it arranges them."""
-    values = values_of(weights)
-    options.add_external_initializers([*values], [*values.values()])
-    options.optimized_model_filepath = str(path)
-    for key, value in (
-        ("optimized_model_external_initializers_file_name", data.name),
-        ("optimized_model_external_initializers_min_size_in_bytes", str(LEAST_BYTES)),
-        ("save_external_prepacked_constant_initializers", "1"),
-    ):
-        options.add_session_config_entry(f"session.{key}", value)
-    _session(model, options)
-
 
 def values_of(arrays: Arrays) -> dict[str, ort.OrtValue]:
     """Arrays as ONNX Runtime takes them, which it does not keep."""
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
-
-
-def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
-    return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
 #: Elements of a matrix's row from which on it is not arranged anew: whole pages of memory.
@@ -137,9 +36,7 @@ class OnnxSession:
 
     Inputs and outputs are bound to the arrays where their views lie densely, and to arrays beside
     them otherwise, which every run copies from or to. Weights that ONNX Runtime does not arrange
-    anew are read where `share` says that they are, if others have the same; packed matrices that it
-    arranges lie in files that others map, where they are `arranged` together. `weight_bytes` are
-    those that nobody else has.
+    anew are read where they lie.
     """
 
     def __init__(
@@ -149,31 +46,20 @@ class OnnxSession:
         results: Sequence[Array],
         packed: Callable[[int], Arrays],
         soc: LocalSoc,
-        share: Callable[[Array], Array],
-        arranged: ArrangedWeights | None = None,
     ) -> None:
         self.label = net.label
         weights = dict(packed(net.model.constants))
         model = weights.pop(net.model.name).tobytes()
         names = [layer.name for layer in net.layers]
-        in_place = {} if arranges(net) else {name: share(array) for name, array in weights.items()}
-        #: Bytes of weights in memory for this session alone.
-        self.weight_bytes = 0 if in_place else sum(array.nbytes for array in weights.values())
-        opened = None
-        if arranged is not None and has_packed_matrices(net):
-            _check_is_whole(model, ", ".join(names), weights)
-            opened = arranged.open(model, weights, lambda: session_options(soc))
-        if opened is not None:
-            self._session, self.weight_bytes = opened
-        else:
-            self._session = make_session(
-                model,
-                soc,
-                names,
-                weights={**weights, **in_place},
-                in_place=bool(in_place),
-                in_blocks=goes_in_blocks(net),
-            )
+        in_place = {} if arranges(net) else weights
+        self._session = make_session(
+            model,
+            soc,
+            names,
+            weights=weights,
+            in_place=bool(in_place),
+            in_blocks=goes_in_blocks(net),
+        )
         self._binding = self._session.io_binding()
         # The session counts no references to NumPy's memory.
         self._views = (*views, *results, *in_place.values())
@@ -219,17 +105,11 @@ def arranges(net: OnnxNet) -> bool:
     as fast as it is, and takes no memory; where it has short ones, a third slower.
     """
 
-    def reads_long_rows(op: Op) -> bool:  # matrices of few bits are arranged
-        if not isinstance(op, MatMul) or isinstance(op, MatMulNBits | MatMulDynamic):
-            return False
-        return prod(op.shapes[0]) == op.k and op.n >= LONG_ROW
+    def reads_long_rows(op: Op) -> bool:
+        return isinstance(op, MatMul) and prod(op.shapes[0]) == op.k and op.n >= LONG_ROW
 
     ops = [parse(layer.op) for layer in net.layers]
     return any(op.weight_shapes and not reads_long_rows(op) for op in ops)
-
-
-def has_packed_matrices(net: OnnxNet) -> bool:
-    return any(isinstance(parse(layer.op), MatMulNBits) for layer in net.layers)
 
 
 def make_session(

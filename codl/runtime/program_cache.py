@@ -40,7 +40,7 @@ KEEP_THEIR_OWN = frozenset({"Portable Computing Language"})
 #: In sums of products numbers below 1e-38 are 0: one takes some CPUs a hundred times as long. Other
 #: ops tell such a number from 0, as where it is divided by.
 FLUSHED = " -cl-denorms-are-zero"
-OF_PRODUCTS = ("conv2d/", "conv_transpose2d/", "fc/", "matmul/", "matmul_nbits/")
+OF_PRODUCTS = ("conv2d/", "conv_transpose2d/", "fc/", "matmul/")
 CPUINFO = Path("/proc/cpuinfo")
 #: What tells the processes of this machine, since it started, from those of others and before.
 BOOT, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")

@@ -22,7 +22,6 @@ from codl.runtime.launch import BoundKernel
 from codl.runtime.limited import PacedBinder, PacedQueue, SplitLaunches
 from codl.runtime.loaded import Footprint, RefusedError, Timeline
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.shared_weights import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -34,9 +33,8 @@ class Session:
     `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
     here: some failures only show at a first launch; and variants that are known to be wrong on this
-    driver are refused; `on_step` is called with each step before. `share` has what it has in common
-    with others that run by turns with it. With `limits` launches are measured here, split where
-    they are too long, and paced.
+    driver are refused; `on_step` is called with each step before. With `limits` launches are
+    measured here, split where they are too long, and paced.
     Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
     for all else that the device cannot.
     """
@@ -48,7 +46,6 @@ class Session:
         *,
         tries: bool = True,
         own_memory: bool = False,
-        share: Share | None = None,
         on_step: StepCallback = no_callback,
         limits: GpuLimits = UNLIMITED,
     ) -> None:
@@ -62,7 +59,7 @@ class Session:
         with self._working(), device.loading(), explained(f"Loading {executable.model!r}"):
             try:
                 self._handles = handles = Handles(
-                    executable, device, own_memory=own_memory, share=share, on_step=on_step
+                    executable, device, own_memory=own_memory, on_step=on_step
                 )
                 if tries:
                     handles.refuse_blocked()

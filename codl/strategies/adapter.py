@@ -72,12 +72,11 @@ class PlanAdapter:
     def after_run(self, engine: Engine) -> None:
         """Count an inference, and profile another one where that is due.
 
-        Plans without split chains stay, and so do those of networks that keep states: a further run
-        would change these.
+        Plans without split chains stay.
         """
         self.runs += 1
         is_split = any(0 < chain.gpu_ratio < 1 for chain in engine.plan.chains)
-        if self.runs < self._next or self.network.states or not is_split:
+        if self.runs < self._next or not is_split:
             return
         stages = self._measured(engine)
         cpu_ms, gpu_ms = (sum(ms) for ms in zip(*(s.works_ms for s in stages), strict=True))

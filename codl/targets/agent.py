@@ -164,7 +164,7 @@ def question_named(name: str) -> Question:
 def _local_target(soc: LocalSoc | None) -> LocalTarget:
     from codl.targets.local import LocalTarget
 
-    load_installed(shipped=False)
+    load_installed()
     return LocalTarget(soc)
 
 

@@ -137,6 +137,10 @@ class Target:
         """The dataset that its latencies are from, as a manifest names it; None of a machine."""
         return None
 
+    def can_measure(self, task: Task) -> bool:
+        """Whether it can measure a task; where a dataset stands for it, of what that has alone."""
+        return True
+
     @question(None)
     def fresh(self) -> Target:
         """The same in a process of its own, which is not started yet."""

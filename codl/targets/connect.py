@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from codl import plugins
 from codl.errors import UnknownNameError, UnsupportedError
 from codl.records.soc import Soc
 from codl.registry import Registry
-from codl.targets import adb, replay, ssh
+from codl.targets import adb, ssh
 from codl.targets.base import Target
 from codl.targets.checks import Check
 from codl.targets.client import Fix
@@ -39,14 +40,18 @@ class Transport(NamedTuple):
     shell: Callable[[str], DeviceShell] | None = None
     #: What `codl doctor` looks at on the way to a device of this kind.
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
-    #: Whether anything can run there.
-    is_machine: bool = True
+    #: What to say where something is to run there; empty for a machine, where it can.
+    refusal: str = ""
     #: Whether almost anything may be a serial of it: it is asked when no other takes one.
     takes_most: bool = False
 
+    @property
+    def is_machine(self) -> bool:
+        return not self.refusal
+
 
 #: By their patterns.
-TRANSPORTS: Registry[Transport] = Registry("serial")
+TRANSPORTS: Registry[Transport] = plugins.TRANSPORTS
 
 
 def register(transport: Transport) -> None:
@@ -68,15 +73,6 @@ register(
         "this machine, in a process beside this one, which a driver may crash",
         lambda serial: serial == "process",
         lambda serial, soc: process_target(soc),
-    )
-)
-register(
-    Transport(
-        replay.PATTERN,
-        "no device: the rows of a dataset again, for `codl collect`",
-        replay.matches,
-        lambda serial, soc: replay.ReplayTarget(serial, soc),
-        is_machine=False,
     )
 )
 register(
@@ -126,7 +122,7 @@ def machine_of(serial: str, what: str) -> Transport:
     """
     transport = transport_of(serial)
     if not transport.is_machine:
-        raise UnsupportedError(f"{serial!r} cannot {what}: {replay.INSTEAD}")
+        raise UnsupportedError(f"{serial!r} cannot {what}: {transport.refusal}")
     return transport
 
 

@@ -44,15 +44,13 @@ if TYPE_CHECKING:
 
 #: What only the host needs: packages and modules of codl.
 HOST_ONLY = (
-    *("__main__", "api", "bundle", "cli", "contrib", "doctor", "engine", "evaluation", "frames"),
-    *("frontend.decoders", "frontend.models", "frontend.quantize"),
-    *("measure.collector", "measure.dataset_writer", "measure.decoder_speed"),
+    *("__main__", "api", "bundle", "cli", "doctor", "engine", "evaluation", "frames"),
+    *("frontend.models", "measure.collector", "measure.dataset_writer"),
     *("measure.devices_at_work", "measure.images", "measure.inputs"),
-    *("measure.peers.ort_decoder", "measure.recording", "phone_compilers"),
-    *("plan", "predict", "records.kernel_figures", "records.profile", "records.waterfall"),
+    *("plan", "predict", "records.profile", "records.waterfall"),
     *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
     *("targets.connect", "targets.detect", "targets.device_shell", "targets.elf"),
-    *("targets.environment", "targets.install", "targets.python_build", "targets.replay"),
+    *("targets.environment", "targets.install", "targets.python_build"),
     *("targets.ssh", "targets.wheels", "validate", "workers"),
 )
 #: Pure Python that is taken along: distributions of the base, by their names.

@@ -365,8 +365,6 @@ def limit_of(executable: Executable) -> float:
 
 def why_not(network: Network) -> str:
     """Why nothing can be compared here; empty if it can."""
-    if network.states:
-        return "what it computes depends on the runs before"
     held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
     wanted, left = MEMORY * held, memory_of().available or inf
     if wanted > left:

@@ -25,7 +25,7 @@ from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
 from codl.ir import Array, Layer, Network, Op
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 from codl.ir.ops.pooling import MaxIndices, Pool2d
-from codl.ir.ops.reductions import Reduce, RowRange
+from codl.ir.ops.reductions import Reduce
 
 Values: TypeAlias = Mapping[str, NDArray[Any]]
 Exact: TypeAlias = NDArray[np.float64]
@@ -179,7 +179,7 @@ def leaves_nan_open(op: Op) -> bool:
     """Whether ONNX leaves open what an op makes of NaN: a maximum may drop it."""
     is_extreme = isinstance(op, Reduce) and op.mode in ("max", "min")
     is_pool = isinstance(op, Pool2d) and op.mode == "max"
-    return is_extreme or is_pool or isinstance(op, MaxIndices | RowRange)
+    return is_extreme or is_pool or isinstance(op, MaxIndices)
 
 
 def computed(

@@ -17,6 +17,7 @@ from codl.errors import CodlError
 from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Layer, Network, Op
 from codl.ir.executable import Executable
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Chain, Plan
 from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
 from codl.kernels import registry
@@ -401,7 +402,8 @@ class Validation:
 
 def usual_cosine(network: Network, variants: Iterable[str] = ()) -> float:
     """From which cosine on a network's outputs usually count as right, in some kernel variants."""
-    rounds = any(layer.op.rounds for layer in network.layers)
+    models = (x.op.nodes for x in network.layers if isinstance(x.op, OnnxModel))
+    rounds = any("DynamicQuantize" in nodes for nodes in models)
     is_half = "float16" in map(arithmetic_of, variants)
     return COSINE_OF_ROUNDED if rounds or is_half else COSINE
 

@@ -6,7 +6,7 @@
 The first is of one SoC: what `codl train --json` printed. The second is of latencies that other
 people measured on phones.
 
-DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (codl/contrib/importers/mappings says where they
+DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (contrib/codl_published/mappings says where they
 are from). Each is imported as `codl dataset import` does, and every figure comes from the
 features and estimators that `codl train` uses: nothing here knows which phone it is. Figures are
 percentages of rows within 10 % (five folds of whole shapes, medians over the seeds), the regret
@@ -32,19 +32,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.contrib.importers.importer import import_tables
 from codl.measure.dataset import Dataset
 from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
 from codl.records.soc import Soc
+from codl_published.importer import import_tables
 
 PHONES = ("lenovo_k5", "redmi", "vivo_z3", "oneplus5t", "huawei_mate_20")
 #: Its GPU's repeated measurements agree within 10 % in 72 % of rows only: told apart.
 NOISY = "huawei_mate_20"
 ADRENO = "pixel4"
-MAPPINGS = Path(__file__).resolve().parents[2] / "codl/contrib/importers/mappings"
+MAPPINGS = Path(__file__).resolve().parents[2] / "contrib/codl_published/mappings"
 FOLDS, WITHIN, FEW = 5, 0.10, 100
 RATIOS = np.linspace(0, 1, 11)
 

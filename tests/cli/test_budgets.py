@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from codl.api import evaluate as api
 from codl.cli import bench, evaluate
 from codl.cli.app import app
 from codl.cli.options import result_file
-from codl.contrib.conformance import command as conformance
-from codl.contrib.conformance import suite
 from codl.errors import CodlError
 from codl.evaluation.interleaved import Evaluation
 from codl.measure.budget import Budget
@@ -90,30 +87,6 @@ def test_bench_keeps_what_was_measured_before_ctrl_c(
     assert "Interrupted. What was measured before is kept." in said
 
 
-@pytest.mark.parametrize(("calls", "code"), [(None, 0), (1, 128 + signal.SIGINT)])
-def test_conformance_keeps_the_cases_before(
-    calls: int | None,
-    code: int,
-    tmp_path: Path,
-    soc_file: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Hands()
-    limited(monkeypatch, conformance, clock)
-    cases = [suite.Case("Add", SimpleNamespace(name=f"test_{at}")) for at in range(4)]
-    monkeypatch.setattr(suite, "select", lambda **which: cases)
-
-    def run_case(case: suite.Case, target: Any, side: Any) -> suite.CaseResult:
-        return suite.CaseResult(case.name, case.op, "passed")
-
-    monkeypatch.setattr(suite, "run_case", Steps(clock, calls=calls).after(run_case))
-    words = ["conformance", "--soc", soc_file, "--budget", "9"]
-    found, said = ended(tmp_path, *words, code=code)
-    assert found["cases"] == found["passed"] == (calls or 2)
-    assert found["stopped"] == ("interrupted" if calls else "budget")
-    assert f"{4 - found['cases']} cases left" in said
-
-
 def test_tune_prints_what_it_kept_before_ctrl_c(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +151,9 @@ def test_an_evaluation_keeps_the_models_before_ctrl_c(
     assert "Interrupted. 2 rows of models before that are kept." in said
 
 
-@pytest.mark.parametrize("of", [("bench", "ops", "--ops", SMALL), ("conformance",)])
-def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_file: str) -> None:
-    done = command_line.run(tmp_path, *of, "--soc", soc_file, "--budget", "0")
+def test_no_time_at_all_is_no_budget(tmp_path: Path, soc_file: str) -> None:
+    words = ["bench", "ops", "--ops", SMALL, "--soc", soc_file, "--budget", "0"]
+    done = command_line.run(tmp_path, *words)
     assert (done.code, done.stdout) == (1, "")
     assert "--budget must be above 0, got '0'" in done.stderr
 
@@ -195,7 +168,6 @@ def test_no_time_at_all_is_no_budget(of: tuple[str, ...], tmp_path: Path, soc_fi
         "collect --soc host --similar -1",
         "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
-        "bench llm smollm2_135m --soc host --time nan",
         "eval --soc host --models op_chain --time nan",
         "run op_chain --soc host --batch 99999999999999999999",
         "run op_chain --soc host --rounds 99999999999999999999",

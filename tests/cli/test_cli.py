@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from support import command_line
-from support.decoders import SMALL
 from support.whole_way import QUICK
 from typer.testing import CliRunner
 
@@ -26,7 +23,6 @@ from codl.api import collect as collect_command
 from codl.cli import app as cli
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.frontend.decoders.build import built, with_weights
 from codl.frontend.models.builder import ModelBuilder
 from codl.records import soc as socs
 from codl.records.soc import Soc
@@ -298,25 +294,6 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
     assert result["price"] > 0
 
 
-def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> None:
-    """A prompt of three chunks, the last one not full; ONNX Runtime takes it in at once."""
-    onnx.save(with_weights(built("decoder", SMALL), 24), workplace / "decoder.onnx")
-    sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--time", "0.01s", "--strategies", "gpu,cpu")
-    found = answer(
-        workplace, "bench", "llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort",
-        "--weights", "once",
-    )  # fmt: skip
-    assert (found["chunk"], found["capacity"], found["weights"]) == (4, 14, "once")
-    assert [row["strategy"] for row in found["rows"]] == ["gpu", "cpu", "ort"]
-    for row in found["rows"]:
-        assert (row["prefill"]["tokens"], row["decode"]["tokens"]) == (10, 6)
-        for part in (row["prefill"], row["decode"]):
-            level = part["latency_ms"]["p20"]
-            assert part["tokens_per_s"] == pytest.approx(1e3 * part["tokens"] / level)
-        assert row["equal_tokens"] == 6
-    assert found["decode"] == found["rows"][1]["decode"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -341,17 +318,6 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
             "Unknown GPU kernel variant of these ops 'gpu_drect'. Did you mean 'gpu_direct'?",
         ),
         (["bench", "ops", "--soc", "test"], "Name a model, or an op by --ops"),
-        (["bench", "llm", "smollm2", "--soc", "test"], "Did you mean 'smollm2_135m'?"),
-        (["bench", "llm", "small.onnx", "--soc", "test"], "The cache of 'small' is not recognised"),
-        (
-            ["bench", "llm", "smollm2_135m", "--soc", "test", "--capacity", "64"],
-            "A cache of 64 tokens has no room for 512: give --capacity 512 or more",
-        ),
-        (["bench", "llm", "small.onnx", "--soc", "test", "--peers", "otr"], "Unknown peer 'otr'"),
-        (
-            ["bench", "llm", "smollm2_135m", "--soc", "test", "--weights", "one"],
-            "Unknown place of weights 'one'. Did you mean 'once'?",
-        ),
         (["dataset", "info", "--soc", "made"], "there is no dataset here"),
         (["search", "nope.onnx", "--soc", "test"], "nope.onnx: there is no such file"),
         (["search", "socs", "--soc", "test"], "socs: this is a folder, and a model is a file"),
@@ -535,43 +501,6 @@ def test_who_has_described_no_soc_is_told_how(tmp_path: Path, first_soc: Soc) ->
     assert "codl soc detect --name host" in command_line.run(tmp_path, "soc", "list").stdout
     first_soc.save(tmp_path / "socs" / "test.yaml")
     assert "codl soc detect" not in command_line.run(tmp_path, "soc", "list").stdout
-
-
-def test_quantize_leaves_what_was_there_where_the_disk_is_full(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "packed.onnx"
-    file.write_bytes(b"before")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        done = CliRunner().invoke(app, ["quantize", "matmul", "-o", str(file)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert str(done.exception).startswith(f"{file} cannot be written: ")
-    assert file.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None:
-    file = tmp_path / "packed.onnx"
-    words = ["quantize", "matmul", "--bits", "8", "--block", "16", "-o", str(file), "--json"]
-    done = CliRunner().invoke(app, words)
-    found = json.loads(done.stdout)
-    assert found["bytes"] == file.stat().st_size
-    assert found["ops"]
-    for op in found["ops"]:
-        assert op["bytes"] <= 1.1 * op["k"] * op["n"] * (1 + 5 / 16)
-    done = CliRunner().invoke(app, ["quantize", "matmul", "--block", "24", "-o", str(file)])
-    assert "one of 16, 32, 64, 128, 256, got 24" in str(done.exception)
-    done = CliRunner().invoke(app, ["quantize", "matmul", "--dynamic", "-o", str(file)])
-    assert done.exit_code == 2
-    words = ["quantize", "matmul", "--bits", "8", "--dynamic", "-o", str(file), "--json"]
-    found = json.loads(CliRunner().invoke(app, words).stdout)
-    assert found["block"] is None
-    assert all(op["bytes"] == op["n"] * (op["k"] + 5) for op in found["ops"])
-    done = CliRunner().invoke(app, ["quantize", "matmul", "--capacity", "9", "-o", str(file)])
-    assert "Unknown language model 'matmul'" in str(done.exception)
 
 
 def test_square_brackets_in_messages_survive(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -16,7 +16,7 @@ SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def imported(script: Path) -> Iterator[tuple[str, str]]:
-    """Modules of codl, or beside a script, and the names that are imported from each."""
+    """Modules of codl, its plugins or beside a script, and the names imported from each."""
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from ((node.module, alias.name) for alias in node.names)
@@ -30,7 +30,7 @@ def test_a_script_imports_what_there_is(script: Path) -> None:
     names = list(imported(script))
     assert names or script.name == "__init__.py"
     for module, name in names:
-        if module.split(".")[0] == "codl" and name and not hasattr(import_module(module), name):
+        if module.startswith("codl") and name and not hasattr(import_module(module), name):
             import_module(f"{module}.{name}")
         elif module in beside and name:
             tree = ast.parse((script.parent / f"{module}.py").read_text())

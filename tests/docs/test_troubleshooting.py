@@ -23,7 +23,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def test_every_message_is_one_of_codls() -> None:
-    files = sorted((ROOT / "codl").rglob("*.py"))
+    files = [path for name in ("codl", "contrib") for path in (ROOT / name).rglob("*.py")]
     texts = [text for path in files for text in _texts(ast.parse(path.read_text()))]
     messages = QUOTED.findall(PAGE.read_text())
     assert len(messages) > 25

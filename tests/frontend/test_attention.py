@@ -16,7 +16,6 @@ from codl.frontend.convert import convert, network_of
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.onnx_node import Node
-from codl.ir.ops.attention import Attention
 
 IMAGES, HEADS, TOKENS, KEYS, FEATURES = 2, 4, 5, 7, 16
 WIDTH = HEADS * FEATURES
@@ -119,63 +118,6 @@ def test_attention_with_matrices_of_its_own(inputs: str, attributes: dict[str, A
     network = check(model_of_values(nodes, given, constants), given, 5e-4)
     kinds = [layer.op.kind for layer in network.layers]
     assert (kinds.count("attention"), kinds.count("matmul")) == (1, 3)
-
-
-def counts(keys: int) -> Values:
-    return {"n": np.full(IMAGES, keys - 1, np.int32), "t": np.array(keys, np.int32)}
-
-
-@pytest.mark.parametrize("groups", [1, 2, HEADS])
-@pytest.mark.parametrize(
-    "attributes", [{}, {"local_window_size": 2}, {"softcap": 3.0}, {"scale": 0.1}]
-)
-def test_group_query_attention(groups: int, attributes: dict[str, Any]) -> None:
-    given = qkv(TOKENS, groups)
-    given_heads = {"num_heads": HEADS, "kv_num_heads": groups}
-    nodes = [
-        node("GroupQueryAttention", "q k v - - n t", "y all_k all_v", **given_heads, **attributes)
-    ]
-    proto = model_of_values(nodes, given, counts(TOKENS), outputs=("y", "all_k", "all_v"))
-    network = check(proto, given)
-    (op,) = [one for one in (x.op for x in network.layers) if one.kind in ("attention", "softmax")]
-    is_whole = isinstance(op, Attention)
-    assert is_whole != ("softcap" in attributes)
-    if is_whole:
-        assert (op.groups, op.causal) == (groups, "local_window_size" not in attributes)
-
-
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("packed", [True, False])
-def test_group_query_attention_with_positions(interleaved: int, packed: bool) -> None:
-    given, groups = qkv(TOKENS, 2), 2
-    angles = np.arange(9)[:, None] * 0.7 ** np.arange(FEATURES // 2)
-    constants = counts(TOKENS)
-    constants |= {"c": np.cos(angles).astype(np.float32), "s": np.sin(angles).astype(np.float32)}
-    if packed:
-        given = {"q": np.concatenate(list(given.values()), axis=-1)}
-    nodes = [
-        node(
-            "GroupQueryAttention",
-            f"q {'- -' if packed else 'k v'} - - n t c s",
-            "y all_k all_v",
-            num_heads=HEADS,
-            kv_num_heads=groups,
-            do_rotary=1,
-            rotary_interleaved=interleaved,
-        )
-    ]
-    proto = model_of_values(nodes, given, constants, outputs=("y", "all_k", "all_v"))
-    network = check(proto, given)
-    assert [layer.op.kind for layer in network.layers].count("rotary") == 2
-
-
-def test_counts_of_keys_that_are_not_those_there_are_refused() -> None:
-    given = qkv(TOKENS)
-    nodes = [node("GroupQueryAttention", "q k v - - n t", num_heads=HEADS, kv_num_heads=HEADS)]
-    proto = model_of_values(nodes, given, counts(TOKENS - 1))
-    with pytest.raises(UnsupportedError, match=r"seqlens_k must be 4 for every image"):
-        convert(import_onnx(proto, "test"))
-    assert [layer.op.kind for layer in network_of(import_onnx(proto, "test")).layers] == ["onnx"]
 
 
 def test_tensors_of_other_ranks_are_refused_by_name() -> None:

@@ -115,7 +115,7 @@ def test_integers_that_a_node_makes_floats_of_are_constants() -> None:
     numbers = np.int32([1 << 20, -7, 3])
     nodes = [node("DequantizeLinear", "q s", "b"), node("Add", "x b", "y")]
     proto = model(nodes, {"x": [2, 3]}, ["y"], {"q": numbers, "s": np.float32(0.5)})
-    network = check(proto, {"x": floats(2, 3)})
+    network = check(proto, {"x": floats(2, 3)}, encloses=True)
     assert [layer.op.kind for layer in network.layers] == ["eltwise"]
 
 

@@ -1,4 +1,4 @@
-"""Norms, activations and embeddings that models spell out, recognised; against ONNX Runtime."""
+"""Norms, activations and shared heads that models spell out; against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 from support.onnx_models import floats
 from support.references import check, model_of_values
 
@@ -116,71 +116,6 @@ def test_quick_gelus(factor: float) -> None:
 
 
 HEADS, TOKENS, EACH = 3, 5, 8
-
-
-def rotary(x: str, *, splits: bool = False) -> list[onnx.NodeProto]:
-    """x * cos + exchanged * sin, named after x."""
-    if splits:
-        parts = [helper.make_node("Split", [x, "halves"], [f"{x}1", f"{x}2"], axis=-1)]
-    else:
-        parts = [node(f"{x}1 = Slice {x} zero mid last"), node(f"{x}2 = Slice {x} mid far last")]
-    return [
-        *parts,
-        node(f"{x}n = Neg {x}2"),
-        node(f"{x}j = Concat {x}n {x}1", axis=-1),
-        node(f"{x}c = Mul {x} cos"),
-        node(f"{x}s = Mul {x}j sin"),
-        node(f"y{x} = Add {x}c {x}s"),
-    ]
-
-
-def bounds() -> Values:
-    ends = {"zero": 0, "mid": EACH // 2, "far": np.iinfo(np.int64).max, "last": -1}
-    return {name: np.array([end]) for name, end in ends.items()} | {
-        "halves": np.array([EACH // 2] * 2)
-    }
-
-
-@pytest.mark.parametrize("splits", [True, False])
-@pytest.mark.parametrize("heads_first", [True, False])
-def test_embeddings_by_constant_angles(splits: bool, heads_first: bool) -> None:
-    inner = (HEADS, TOKENS) if heads_first else (TOKENS, HEADS)
-    given = {"x": floats(2, *inner, EACH)}
-    angles = np.tile(floats(TOKENS, EACH // 2), 2)
-    angles = angles[None, None] if heads_first else angles[None, :, None]
-    constants = bounds() | {"cos": np.cos(angles), "sin": np.sin(angles)}
-    proto = model_of_values(rotary("x", splits=splits), given, constants, outputs=("yx",))
-    assert kinds(check(proto, given)) == ["rotary"]
-
-
-def test_embeddings_by_positions_that_are_given() -> None:
-    """As exporters write it: angles of each image's positions, for queries and keys."""
-    given = {name: floats(2, HEADS, TOKENS, EACH, seed=i) for i, name in enumerate("qk")}
-    given["p"] = np.arange(2 * TOKENS).reshape(2, TOKENS)
-    constants = bounds() | {"w": floats(1, EACH // 2, 1), "axis": np.array([1])}
-    constants |= {"heads": np.array([1]), "middle": np.array([1])}
-    nodes = [
-        node("pf = Cast p", to=TensorProto.FLOAT),
-        node("pr = Unsqueeze pf middle"),
-        node("f0 = MatMul w pr"),
-        node("f = Transpose f0", perm=[0, 2, 1]),
-        node("e = Concat f f", axis=-1),
-        *map(node, ["c0 = Cos e", "s0 = Sin e"]),
-        *map(node, ["cos = Unsqueeze c0 heads", "sin = Unsqueeze s0 heads"]),
-        *rotary("q"),
-        *rotary("k"),
-    ]
-    proto = model_of_values(nodes, given, constants, outputs=("yq", "yk"))
-    network = check(proto, given, encloses=True)
-    assert kinds(network).count("rotary") == 2
-    assert kinds(network).count("slice") == 2
-
-
-def test_angles_that_differ_between_the_halves_are_no_embedding() -> None:
-    given = {"x": floats(2, HEADS, TOKENS, EACH)}
-    constants = bounds() | {name: floats(1, 1, TOKENS, EACH, seed=9) for name in ("cos", "sin")}
-    network = check(model_of_values(rotary("x"), given, constants, outputs=("yx",)), given)
-    assert "rotary" not in kinds(network)
 
 
 @pytest.mark.parametrize("turned", [True, False])

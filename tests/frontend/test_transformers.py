@@ -15,8 +15,6 @@ from codl.frontend.models.transformers import Transformer
 from codl.ir import Network
 
 SMALL = Transformer(layers=2, features=24, heads=3, widened=40)
-#: Twelve features a head, and three groups of three heads that share keys.
-LLAMA = Transformer(layers=2, features=108, heads=9, widened=40)
 
 
 def network_of(describe: Callable[[ModelBuilder], None]) -> Network:
@@ -72,12 +70,3 @@ def test_a_block_of_a_unet() -> None:
     kinds = counted(network)
     assert (kinds["norm"], kinds["attention"]) == (6, 2)
     assert functions(network)["silu"] >= 3
-
-
-@pytest.mark.parametrize("tokens", [1, 7])
-def test_a_llama(tokens: int) -> None:
-    network = network_of(lambda b: transformers.smollm2_135m(b, LLAMA, tokens=tokens, words=50))
-    kinds = counted(network)
-    assert (kinds["norm"], kinds["rotary"], kinds["attention"]) == (5, 4, 2)
-    assert not kinds["reduce"] + kinds["tile"]
-    assert functions(network)["silu"] == 2

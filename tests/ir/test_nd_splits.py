@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nd_ops import CUT, DIMS, parts
-from support.random_ops import movements, norms, products, reductions, rotaries, softmaxes
+from support.random_ops import movements, norms, products, reductions, softmaxes
 
 from codl.ir import Op, Region, Span, parse, split, to_text
 from codl.ir.ops.movement import origins
@@ -47,7 +47,7 @@ def test_parts_of_ops_of_models_equal_the_whole(data: st.DataObject, op: Op) -> 
 
 @given(
     data=st.data(),
-    op=st.one_of(movements(), norms(), products(), reductions(), rotaries(), softmaxes()),
+    op=st.one_of(movements(), norms(), products(), reductions(), softmaxes()),
 )
 @settings(max_examples=150, deadline=None)
 def test_parts_of_any_op_equal_the_whole(data: st.DataObject, op: Op) -> None:

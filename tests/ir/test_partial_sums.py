@@ -15,14 +15,12 @@ from codl.ir import Network, Shape, parse, to_text
 from codl.ir.network import SUM, Layer, with_sums
 from codl.ir.ops.base import Activation
 
-PACKED = "bits={bits} block={block} zero_points={zero}"
-
 
 def _weights(layer_op: Any, dice: np.random.Generator) -> dict[str, Any]:
-    made = layer_op.weights_of(lambda shape: dice.normal(size=shape).astype(np.float32))
-    words = {name: dice.integers(0, 1 << 32, value.shape, np.uint32)
-             for name, value in made.items() if value.dtype == np.uint32}  # fmt: skip
-    return {**made, **words}
+    made: dict[str, Any] = layer_op.weights_of(
+        lambda shape: dice.normal(size=shape).astype(np.float32)
+    )
+    return made
 
 
 def _network(op: Any, before: Any = None) -> Network:
@@ -50,18 +48,11 @@ def products(draw: st.DrawFn) -> tuple[Any, int]:
     rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 24))
     shape = draw(st.sampled_from(["{m}x{k}", "1x{m}x{k}"]))
     act = draw(st.sampled_from(["none", "relu", "gelu"]))
-    if draw(st.booleans()):
-        bits, block, zero = draw(st.sampled_from([(4, 16, 0), (8, 32, 0), (4, 32, 1), (8, 16, 1)]))
-        step = block * (32 // bits if zero else 1)
-        cut, depth = step, step + draw(st.integers(1, 70))
-        kind, more = "matmul_nbits", " " + PACKED.format(bits=bits, block=block, zero=zero)
-        matrix = f"{depth}x{columns}"
-    else:
-        depth = draw(st.integers(2, 40))
-        cut, turned = draw(st.integers(1, depth - 1)), draw(st.booleans())
-        matrix = f"{columns}x{depth}" if turned else f"{depth}x{columns}"
-        kind, more = "matmul", f" trans_b={int(turned)}"
-    text = f"{kind} in={shape.format(m=rows, k=depth)} matrix={matrix}{more} act={act}"
+    depth = draw(st.integers(2, 40))
+    cut, turned = draw(st.integers(1, depth - 1)), draw(st.booleans())
+    matrix = f"{columns}x{depth}" if turned else f"{depth}x{columns}"
+    given_shape = shape.format(m=rows, k=depth)
+    text = f"matmul in={given_shape} matrix={matrix} trans_b={int(turned)} act={act}"
     return parse(text), cut
 
 
@@ -71,8 +62,9 @@ def test_any_cut_gives_the_product(case: tuple[Any, int], seed: int) -> None:
     op, cut = case
     network = _network(op)
     x = np.random.default_rng(seed).normal(size=op.inputs[0])
-    matrix, weights = _matrix(op, network.layers[0].weights), network.layers[0].weights
-    right = x.reshape(-1, op.k) @ matrix + weights["bias"]
+    weights = network.layers[0].weights
+    matrix = np.asarray(weights["weight"], np.float64)
+    right = x.reshape(-1, op.k) @ (matrix.T if op.trans_b else matrix) + weights["bias"]
     right = op.activation.reference(right.reshape(op.output))
     written = with_sums(network, {"product": cut})
     assert [layer.name for layer in written.layers] == ["product", "product" + SUM]
@@ -80,25 +72,6 @@ def test_any_cut_gives_the_product(case: tuple[Any, int], seed: int) -> None:
     np.testing.assert_allclose(_run(written, x), right, atol=1e-9 * (1 + np.abs(right).max()))
     terms: Any = written.layers[0].op
     assert parse(to_text(terms)) == terms
-
-
-def _matrix(op: Any, weights: Any) -> Any:
-    """(k, n), by NumPy alone."""
-    if op.kind == "matmul":
-        own = np.asarray(weights["weight"], np.float64)
-        return own.T if op.trans_b else own
-    matrix = np.empty((op.k, op.n))
-    for at in range(op.k):
-        word, place = divmod(at * op.bits, 32)
-        number = weights["weight"][:, word] >> np.uint32(place) & np.uint32((1 << op.bits) - 1)
-        zero: Any = 1 << (op.bits - 1)
-        block = at // op.block
-        if op.zero_points:
-            word, place = divmod(block * op.bits, 32)
-            zero = weights["zero_points"][:, word] >> np.uint32(place)
-            zero = (zero & np.uint32((1 << op.bits) - 1)).astype(np.float64)
-        matrix[at] = (number.astype(np.float64) - zero) * weights["scales"][:, block]
-    return matrix
 
 
 def test_features_of_heads_are_cut_as_heads() -> None:
@@ -143,8 +116,6 @@ def test_what_cannot_be_cut_is_refused(sums: dict[str, int], said: str) -> None:
         "matmul_terms in=1x5x24 matrix=24x6 cut=8 trans_a=1",
         "matmul_terms in=1x5x3x8 matrix=24x6 cut=4",
         "matmul_terms in=1x5x24 matrix=0x6 cut=4",
-        "matmul_nbits_terms in=1x64 matrix=64x8 bits=4 block=32 cut=16",
-        "matmul_nbits_terms in=1x64 matrix=64x8 bits=4 block=32 zero_points=1 cut=32",
     ],
 )
 def test_terms_that_do_not_fit_are_refused(text: str) -> None:

@@ -119,30 +119,3 @@ def test_a_causal_part_needs_the_keys_that_it_sees() -> None:
 def test_sizes_that_do_not_fit_are_refused(text: str, message: str) -> None:
     with pytest.raises(CodlError, match=message):
         parse(text)
-
-
-#: New tokens, groups, heads of a group, features of keys and of values, capacity, tokens before.
-CACHES = (
-    (1, 3, 3, 64, 64, 600, 430),
-    (7, 2, 3, 48, 20, 300, 200),  # several tiles of queries
-    (1, 2, 1, 16, 16, 40, 0),  # pieces without any key
-    (1, 1, 2, 20, 8, 24, 90),  # more than fit
-)
-
-
-@pytest.mark.parametrize("case", CACHES)
-def test_pieces_of_a_cache_are_merged(case: tuple[int, ...], as_gpu: OpenClDevice) -> None:
-    """In every choice; what comes behind the new tokens in the cache counts for nothing."""
-    tokens, groups, heads, features, of_value, capacity, before = case
-    new = f"1x{tokens}x{groups}"
-    caches = [f"1x{groups}x{capacity}x{size}" for size in (features, of_value)]
-    shapes = [f"{new}x{size}" for size in (heads * features, features, of_value)]
-    op = parse(f"cached_attention in={','.join((*shapes, '1', *caches))} scale=0.3")
-    inputs, weights = operands(op)
-    inputs[3] = np.full_like(inputs[3], before)
-    inputs[4][:, :, before + tokens :] = np.nan
-    expected = reference(op, [np.nan_to_num(x) for x in inputs], weights)
-    variant = registry.find(op, "gpu_split")
-    for choice in some(variant.choices(op, as_gpu.soc)):  # type: ignore[attr-defined]
-        _, got = run_gpu(variant, op, Region.whole(op.output), inputs, weights, as_gpu, choice)
-        assert_close(variant, op, got, expected)

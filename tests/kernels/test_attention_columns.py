@@ -12,10 +12,9 @@ from support.simulated import SOC as SIMULATED
 from support.some import some
 
 from codl.ir import parse
-from codl.ir.ops.attention import Attention, CachedAttention
+from codl.ir.ops.attention import Attention
 from codl.kernels import registry
 from codl.kernels.attention import GpuTiled
-from codl.kernels.cached_attention import MOST_QUERIES, GpuTiles
 from codl.kernels.cpu_device.attention import GpuDirect
 
 V, PANEL = 16, 32
@@ -94,19 +93,3 @@ def test_onnx_runtime_computes_what_a_mask_leaves_out_too() -> None:
         for op in (parse(text), parse(text + " causal=1"))
     )
     assert {name for name in whole if whole[name] != masked[name]} == {"masked"}
-
-
-def test_attention_to_a_cache_is_counted_with_half_of_it_full() -> None:
-    new, cache = "1x{t}x3x64", "1x3x2048x64"
-    for tokens, heads in ((1, 3), (128, 3)):
-        own = new.format(t=tokens)
-        queries = f"1x{tokens}x3x{heads * 64}"
-        op = parse(f"cached_attention in={queries},{own},{own},1,{cache},{cache}")
-        assert isinstance(op, CachedAttention)
-        count = op.typical[3]
-        read = sum(
-            3 * -(-(count + 1 + (min(begin + MOST_QUERIES, tokens * heads) - 1) // heads) // V) * V
-            for begin in range(0, tokens * heads, MOST_QUERIES)
-        )
-        found = GpuTiles().features(op, SOC)
-        assert found["turned"] == pytest.approx(64 * read, rel=0.02)

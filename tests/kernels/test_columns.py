@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.kernel_runs import run_cpu
 from support.random_ops import (
     attentions,
-    cached_attentions,
     convolutions,
     fully_connected,
     poolings,
@@ -23,12 +22,7 @@ from support.random_ops import (
 from support.some import some
 
 from codl.ir import Array, Op, Region, parse
-from codl.ir.ops.attention import (
-    Attention,
-    AttentionColumns,
-    CachedAttention,
-    CachedAttentionColumns,
-)
+from codl.ir.ops.attention import Attention, AttentionColumns
 from codl.ir.ops.convolution import (
     Conv2d,
     ConvColumns,
@@ -85,16 +79,8 @@ KINDS = {
     FullyConnected: FcColumns,
     MatMul: MatMulColumns,
     Attention: AttentionColumns,
-    CachedAttention: CachedAttentionColumns,
 }
-OPS = (
-    convolutions()
-    | poolings()
-    | fully_connected()
-    | products()
-    | attentions()
-    | cached_attentions()
-)
+OPS = convolutions() | poolings() | fully_connected() | products() | attentions()
 
 
 def one_tile(tile: int) -> CpuKernel:

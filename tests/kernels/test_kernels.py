@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import Case, cut, enough, run_copy, variants_for_gpus
+from support.op_examples import EVERY_KIND
 from support.random_ops import batched, ops
 from support.some import some
 
 from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
+from codl.kernels.base import work
 from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
@@ -293,3 +295,8 @@ def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:
     op = parse("conv2d in=1x8x8x8 oc=32 kernel=3 stride=2 pad=1")
     winograd = registry.find(op, "cpu_winograd")
     assert "stride=2x2" in (winograd.refusal(op, first_soc) or "")
+
+
+@pytest.mark.parametrize("text", EVERY_KIND)
+def test_no_op_reads_or_writes_less_than_nothing(text: str) -> None:
+    assert min(work(parse(text)).values()) >= 0

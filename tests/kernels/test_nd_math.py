@@ -23,11 +23,10 @@ from support.kernel_runs import (
     run_gpu,
 )
 from support.onnx_models import model
-from support.random_ops import norms, products, reductions, rotaries, softmaxes
+from support.random_ops import norms, products, reductions, softmaxes
 from support.some import some
 
 from codl.ir import Activation, Region, Shape, Span, parse, split
-from codl.ir.ops.attention import Rotary
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.ops.norm import Norm
@@ -94,13 +93,6 @@ def test_norms_of_channels(
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu, choices=1)  # all of them below
-    check_on_cpu(op, gpu.soc)
-
-
-@given(op=rotaries())
-@SOME
-def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) -> None:
-    check_on_gpu(op, gpu)
     check_on_cpu(op, gpu.soc)
 
 

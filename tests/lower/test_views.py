@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.common_checks import CPU_DEVICE
-from support.decoders import SMALL
 from support.kernel_runs import Case
 from support.plans import CUTS, legal, make_plan
 from support.references import evaluate
@@ -19,8 +18,6 @@ from support.some import some
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.frontend.convert import convert, simplify
-from codl.frontend.decoders import step_of
-from codl.frontend.decoders.build import built
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
@@ -76,12 +73,6 @@ def test_reshapes_and_layouts_cost_no_launch(network: Network) -> None:
     assert "reshape" not in kinds
     assert "relayout" not in kinds
     assert kinds.count("eltwise") == 2
-
-
-def test_a_decoder_of_one_token_moves_nothing() -> None:
-    network = step_of(built("small", SMALL), 1, 8).network
-    kinds = launched(on_gpu(network, CPU_DEVICE), network)
-    assert {"reshape", "transpose", "relayout"}.isdisjoint(kinds)
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["missing", "gather"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from support.simulated import REPLAYED, SOC
 from typer.testing import CliRunner
 
 from codl import provenance
@@ -149,3 +150,12 @@ def test_commands() -> None:
     assert "kirin990.yaml" in shown["sources"]["gpu.wave_size"]  # type: ignore[index]
     result = CliRunner().invoke(app, ["search", "vgg16", "--soc", "sdm888"])
     assert result.exit_code == 1
+
+
+def test_the_source_is_kept_in_the_file(tmp_path: Path) -> None:
+    path = REPLAYED.save(tmp_path / "phone.yaml")
+    assert socs.load(path) == REPLAYED
+    assert "source" not in SOC.to_dict()
+    path.write_text(path.read_text().replace("source: replayed", "source: guessed"))
+    with pytest.raises(InvalidFileError, match="source: must be of measured, replayed"):
+        socs.load(path)

@@ -78,9 +78,9 @@ def test_what_is_not_compared_has_a_reason() -> None:
     }
     with pytest.raises(MismatchError, match="no figure in common: another model"):
         compared(evaluation({"cpu": 1.0}, **models), evaluation({"cpu": 1.0}, **changed))
-    kernels = {"command": "run", "model": "net", "latency_ms": before["rows"][0]["latency_ms"]}
+    run = {"command": "run", "model": "net", "latency_ms": before["rows"][0]["latency_ms"]}
     with pytest.raises(MismatchError, match="two results of one command are compared"):
-        compared(before, kernels)
+        compared(before, run)
 
 
 def test_what_else_differs_is_told() -> None:
@@ -111,26 +111,6 @@ def test_accuracies_are_as_sure_as_they_have_rows() -> None:
     for rows, verdict in ((50, "alike"), (5000, "worse")):
         (pair,) = compared(training(80.0, rows), training(70.0, rows)).pairs
         assert (pair.verdict, pair.cost) == (verdict, pytest.approx(80 / 70))
-
-
-def kernels(spills: int) -> dict[str, Any]:
-    row = {"name": "conv", "variant": "v", "kernel": "k", "memory": "buffer", "op": "conv2d",
-           "precision": "half", "ops": 1, "networks": 1, "choice": {}, "is_default": True,
-           "is_first": True, "program": "x", "error": "", "registers": 9,
-           "spills": spills}  # fmt: skip
-    summary = {"programs": 1, "failed": 0, "pairs": 1, "pairs_in_memory": [], "pairs_hot": [],
-               "slots_per_100_macs": {}}  # fmt: skip
-    about = {"command": "kernels", "gpu": "adreno630", "label": "A", "compiler": "c"}
-    return {**about, "summary": summary, "kernels": [row]}
-
-
-def test_a_compiler_has_no_noise() -> None:
-    found = compared(kernels(0), kernels(1))
-    assert {p.what: p.verdict for p in found.pairs} == {
-        "registers": "alike",
-        "spills": "worse",
-        "instructions": "alike",
-    }
 
 
 def test_a_command_fails_where_it_is_asked_to(tmp_path: Path) -> None:

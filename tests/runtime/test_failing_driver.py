@@ -26,7 +26,7 @@ from support.scripted_target import ScriptedContext
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.evaluation.run_report import measure
-from codl.ir import Array, Network, Shape
+from codl.ir import Array, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.lower import lowering
@@ -225,19 +225,6 @@ def test_a_gpu_that_fails_under_several_threads_gives_nobody_a_wrong_output(
         calls.plan()
         assert len(warned) == 1
         assert all(map(close, found, expected))
-
-
-def test_what_a_network_keeps_from_run_to_run_cannot_be_made_up_for(
-    first_soc: LocalSoc, calls: Calls
-) -> None:
-    plan = make_plan(NETWORK, first_soc, CUTS)
-    with Engine(NETWORK, plan, here(first_soc), recovers=True) as engine:
-        assert engine._cpu_fallback is not None
-        keeps = replace(NETWORK, states={"past": Shape(1, 1, 1, 1)})
-        engine._cpu_fallback = replace(engine._cpu_fallback, network=keeps)
-        calls.plan(1, LOST)
-        with pytest.raises(DeviceError, match=r"keeps from run to run was lost"):
-            engine(INPUT)
 
 
 def test_memory_that_a_failed_device_may_still_write_is_kept(

@@ -273,7 +273,6 @@ def test_weights_beside_a_model_are_as_it_says(wrong: Any, first_soc: Soc) -> No
         ("matmul in=2x8 matrix=8x4096", False),
         ("matmul in=1x64 matrix=64x96", False),
         ("matmul in=1x64 matrix=96x64 trans_b=1", False),
-        ("matmul_nbits in=1x16 matrix=16x4096 bits=4 block=16", False),
     ],
 )
 def test_large_weights_are_read_in_place_where_they_are_read_once(

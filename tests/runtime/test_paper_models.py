@@ -44,16 +44,12 @@ def _alone(layer: Layer, soc: Soc, gpu_ratio: float) -> Chain:
 def save_small(name: str, folder: Path) -> str:
     """A model of a built-in kind with few layers, and few features, as a file."""
     b = ModelBuilder(name)
-    if name == "small_bert":
-        transformers.bert(b, Transformer(layers=2, features=128, heads=4, widened=512), tokens=64)
-    else:
-        sizes = Transformer(layers=2, features=144, heads=9, widened=256)
-        transformers.smollm2_135m(b, sizes, tokens=32, words=500)
+    transformers.bert(b, Transformer(layers=2, features=128, heads=4, widened=512), tokens=64)
     onnx.save(b.build(), folder / f"{name}.onnx")
     return str(folder / f"{name}.onnx")
 
 
-@pytest.mark.parametrize("name", ["small_bert", "small_llama", "matmul", "op_chain"])
+@pytest.mark.parametrize("name", ["small_bert", "matmul", "op_chain"])
 def test_both_sides_agree_with_onnxruntime(name: str, first_soc: Soc, tmp_path: Path) -> None:
     network, reference = load(save_small(name, tmp_path) if name.startswith("small") else name)
     for output in reference.outputs.values():

@@ -25,6 +25,7 @@ from codl.frontend.unsupported import enclose
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.records.soc import Soc
+from codl.validate.validation import COSINE_OF_ROUNDED, usual_cosine
 
 Values = Mapping[str, NDArray[Any]]
 
@@ -276,3 +277,83 @@ def test_numbers_of_8_bits_that_two_nodes_make_floats_of(first_soc: Soc) -> None
     nodes.insert(0, node("Cast", "given", "x", to=TensorProto.FLOAT16))
     proto = model(nodes, {"given": [5, 5]}, ["y", "z"], constants, opset=21)
     check(proto, {"given": floats(5, 5)}, first_soc)
+
+
+def test_products_with_packed_matrices_are_parts(first_soc: Soc) -> None:
+    """Their numbers stay packed: ONNX Runtime computes `MatMulNBits` as it is."""
+    dice, bits, block, k, n = np.random.default_rng(1), 4, 32, 64, 24
+    packed = dice.integers(0, 256, (n, k // block, block * bits // 8)).astype(np.uint8)
+    sizes = {"K": k, "N": n, "bits": bits, "block_size": block}
+    product = node("MatMulNBits", "r w s", "p", domain="com.microsoft", **sizes)
+    proto = model(
+        [node("Relu", "x", "r"), product, node("MatMul", "p m", "y")],
+        {"x": [1, 5, k]},
+        ["y"],
+        {
+            "w": packed,
+            "s": dice.uniform(0.01, 0.02, n * k // block).astype(np.float32),
+            "m": floats(n, 8),
+        },
+    )
+    network = check(proto, {"x": floats(1, 5, k)}, first_soc)
+    assert onnx_layers(network) == ["com.microsoft.MatMulNBits"]
+    assert "matmul" in kinds(network)
+
+
+def test_attention_to_a_cache_is_a_part(first_soc: Soc) -> None:
+    """The keys and values kept are outputs of the model, as the cache before is an input."""
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+    attention = node(
+        "GroupQueryAttention", "q k v pk pv n t c s", "a keys values",
+        domain="com.microsoft", do_rotary=1, **heads,
+    )  # fmt: skip
+    angles = np.arange(16)[:, None] * 0.7 ** np.arange(8)
+    proto = model(
+        [attention, node("MatMul", "a m", "y")],
+        {
+            "q": [1, 3, 64],
+            "k": [1, 3, 32],
+            "v": [1, 3, 32],
+            "pk": [1, 2, 4, 16],
+            "pv": [1, 2, 4, 16],
+        },
+        ["y", "keys", "values"],
+        {
+            "n": np.array([6], np.int32),
+            "t": np.array(7, np.int32),
+            "c": np.cos(angles).astype(np.float32),
+            "s": np.sin(angles).astype(np.float32),
+            "m": floats(64, 8),
+        },
+    )
+    shapes = {"q": (1, 3, 64), "k": (1, 3, 32), "v": (1, 3, 32)}
+    shapes |= {"pk": (1, 2, 4, 16), "pv": (1, 2, 4, 16)}
+    values = {name: floats(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    network = check(proto, values, first_soc)
+    assert onnx_layers(network) == ["com.microsoft.GroupQueryAttention"]
+
+
+def test_rows_rounded_in_a_run_are_parts(first_soc: Soc) -> None:
+    """Products of integers behind `DynamicQuantizeLinear`, as a quantiser writes them."""
+    proto = model(
+        [
+            node("Relu", "x", "r"),
+            node("DynamicQuantizeLinear", "r", "q scale zero"),
+            node("MatMulInteger", "q w zero wz", "i"),
+            node("Cast", "i", "f", to=TensorProto.FLOAT),
+            node("Mul", "scale ws", "both"),
+            node("Mul", "f both", "p"),
+            node("Add", "p b", "y"),
+        ],
+        {"x": [1, 5, 48]},
+        ["y"],
+        {
+            "w": np.random.default_rng(2).integers(-128, 128, (48, 24)).astype(np.int8),
+            "wz": np.int8(0),
+            "ws": np.full(24, 0.01, np.float32),
+            "b": floats(24),
+        },
+    )
+    network = check(proto, {"x": floats(1, 5, 48)}, first_soc)
+    assert [name.split("+")[0] for name in onnx_layers(network)] == ["DynamicQuantizeLinear"]
+    assert usual_cosine(network) == COSINE_OF_ROUNDED

@@ -45,8 +45,6 @@ BLOCKS: tuple[tuple[tuple[str, str], ...], ...] = (
     ),
     (("gather in={},16 axis=1", "x order"),),
     (("attention in={},{},{} scale=0.3", "x before x"),),
-    (("rotary in={},1x12x6,1x12x6", "x cosines sines"),),
-    (("matmul_nbits in={} matrix=12x12 bits=4 block=16", "x"),),
 )
 #: What follows a block: what went in is added, and values are brought back to about 1.
 BEHIND = (
@@ -84,11 +82,8 @@ def _layer(text: str, reads: tuple[str, ...], number: int) -> Layer:
 
 
 def _constants() -> dict[str, Array]:
-    angles = np.linspace(0.0, 3.0, 72, dtype=np.float32).reshape(1, 12, 6, 1)
     return {
         "scale": np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(1, 16, 1, 1),
         "bias": np.linspace(-0.5, 0.5, 16, dtype=np.float32).reshape(1, 16, 1, 1),
         "order": np.arange(16, dtype=np.float32)[::-1].reshape(1, 16, 1, 1).copy(),
-        "cosines": np.cos(angles),
-        "sines": np.sin(angles),
     }

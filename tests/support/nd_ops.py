@@ -22,11 +22,6 @@ DIMS = {
     "matmul in=3x6x37x8,6x29x8 trans_b=1": "N OC H",
     "matmul in=3x1x37x8,1x6x8x29": "N OC H",
     "matmul in=1x6x8x37,1x6x8x29 trans_a=1": "OC",
-    # Rows rounded by the ranges of all of them, which each part needs.
-    "matmul_dynamic in=37x24,37x2 matrix=24x21 signed=1": "N OC",
-    "matmul_dynamic in=2x37x25,2x37x2 matrix=25x21 act=gelu": "N OC H",
-    "row_range in=1x37x24": "OC",
-    "row_range in=2x9x5x24": "N OC H",
     # Attention by batch, head and query, also where heads share keys, or queries see a part.
     "attention in=1x6x17x8,1x6x29x8,1x6x29x5 scale=0.4": "OC H",
     "attention in=2x3x17x8,2x1x29x8,2x1x29x5,1x3x1x29": "N OC H",
@@ -40,8 +35,6 @@ DIMS = {
     "reduce in=2x9x24 mode=mean axes=2": "N OC",
     "reduce in=2x9x5x24 mode=max axes=1": "N OC",
     "reduce in=2x9x24 mode=sum axes=1 keepdims=1": "N H",
-    "rotary in=2x3x7x24,1x7x8,1x7x8": "N OC H",
-    "rotary in=2x7x3x16,2x7x8,2x7x8 axis=1 interleaved=1": "N OC H",
     "gather in=30x24,1x17 axis=0": "OC H",
     "gather in=6x30x5,4 axis=1": "N OC H",
     "concat_nd in=4x7x5x2,4x7x6x2 axis=2": "N OC",

@@ -164,29 +164,6 @@ def attentions(b: ModelBuilder) -> None:
     b.output(b.linear(b.gelu(b.linear(b.layer_norm(x), 48)), 32))
 
 
-def packed(b: ModelBuilder) -> None:
-    x, dice = b.input("x", (1, 11, 96)), np.random.default_rng(3)
-    for bits, n, block in ((4, 40, 32), (8, 24, 16)):
-        blocks = -(-96 // block)
-        named = {
-            "w": dice.integers(0, 256, (n, blocks, block * bits // 8)).astype(np.uint8),
-            "s": dice.uniform(0.01, 0.02, n * blocks).astype(np.float32),
-            "z": dice.integers(0, 256, n * -(-blocks * bits // 8)).astype(np.uint8),
-        }
-        inputs = [x, *(b.constant(f"{key}{bits}", value) for key, value in named.items())]
-        sizes = {"K": 96, "N": n, "bits": bits, "block_size": block}
-        b.output(b.foreign("MatMulNBits", inputs, {f"y{bits}": (1, 11, n)}, **sizes))
-
-
-def rounded(b: ModelBuilder) -> None:
-    x, dice = b.shifted(b.input("x", (1, 9, 48)), 0.5), np.random.default_rng(4)
-    weight = b.constant("w", dice.integers(-128, 128, (48, 30)).astype(np.int8))
-    scale = b.constant("s", dice.uniform(0.01, 0.02, 30).astype(np.float32))
-    zero = b.constant("z", np.zeros(30, np.int8))
-    given = [x, weight, scale, zero]
-    b.output(b.foreign("DynamicQuantizeMatMul", given, {"y": (1, 9, 30)}))
-
-
 def embeddings(b: ModelBuilder) -> None:
     tokens = b.input("tokens", (1, 7), TensorProto.INT64)
     table = b.learned("table", (1, 24), spread=1.0)
@@ -250,17 +227,6 @@ def gathers(b: ModelBuilder) -> None:
     rows = b.constant("rows", np.array([8, 0, 3, 3], np.int64))
     b.output(b.node("Gather", [b.relu(table), rows], axis=1))
     b.output(b.node("Gather", [b.node("Tanh", [table]), rows], axis=2))
-
-
-def rotaries(b: ModelBuilder) -> None:
-    x = b.input("x", (1, 4, 12, 40))
-    angles = np.outer(np.arange(12), 0.7 ** np.arange(20)).astype(np.float32)
-    tables = (np.cos(angles), np.sin(angles))
-    c, s = (
-        b.constant(f"table{i}", np.concatenate([own, own], axis=1)) for i, own in enumerate(tables)
-    )
-    turned = b.concat([b.node("Neg", [b.part(x, 3, 20, 40)]), b.part(x, 3, 0, 20)], axis=3)
-    b.output(b.add(b.mul(x, c), b.mul(turned, s)))
 
 
 def long_attention(b: ModelBuilder) -> None:
@@ -510,17 +476,6 @@ def spelled_norms() -> onnx.ModelProto:
     return model(nodes, {"x": (1, 8, 6, 8)}, ["ly", "my", "gy", "hy"], constants)
 
 
-def dequantized() -> onnx.ModelProto:
-    dice = np.random.default_rng(9)
-    constants = {
-        "n": dice.integers(-128, 128, (64, 24)).astype(np.int8),
-        "s": dice.uniform(0.01, 0.03, 24).astype(np.float32),
-        "z": dice.integers(-9, 9, 24).astype(np.int8),
-    }
-    nodes = [node("DequantizeLinear", "n s z", "w", axis=1), node("MatMul", "x w", "y")]
-    return model(nodes, {"x": (1, 7, 64)}, ["y"], constants)
-
-
 def twice(b: ModelBuilder) -> None:
     x = b.conv(b.input("image", (1, 3, 9, 8)), 8, 3, pad=1)
     b.output(b.node("Tanh", [b.relu(x)]))
@@ -531,11 +486,11 @@ MODELS: Mapping[str, Callable[..., onnx.ModelProto | None]] = {
     own.__name__: own
     for own in (
         convolutions, batches, large_batch, transposed, pools, moves, arithmetic, norms, products,
-        attentions, packed, rounded, embeddings, groups, depthwise, tiny, plain, narrow, dense,
-        activations, small_norm, large_softmax, gathers, rotaries, long_attention,
+        attentions, embeddings, groups, depthwise, tiny, plain, narrow, dense,
+        activations, small_norm, large_softmax, gathers, long_attention,
         halved_constants, dilated, joined, skips, behind, viewed, raw_norms, group_norms, slices,
         splits, old_softmax, far_axes, gates, leaks, terms, gemms, sums_of_products, same_windows,
-        rounded_up, folded, aliased, casts, shuffled, spelled_norms, dequantized, twice,
+        rounded_up, folded, aliased, casts, shuffled, spelled_norms, twice,
     )
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from codl.ir import Activation, Op, Pad, Shape
 from codl.ir.ops import base, resize
-from codl.ir.ops.attention import Attention, CachedAttention, Rotary
+from codl.ir.ops.attention import Attention
 from codl.ir.ops.concat import Concat, ConcatNd
 from codl.ir.ops.convolution import Conv2d, ConvTranspose2d
 from codl.ir.ops.eltwise import Eltwise
@@ -312,24 +312,6 @@ def products(draw: st.DrawFn) -> MatMul:
 
 
 @st.composite
-def rotaries(draw: st.DrawFn) -> Rotary:
-    n, heads, tokens = (draw(st.integers(1, 4)) for _ in range(3))
-    pairs, rest, axis = (
-        draw(st.integers(1, 40)),
-        draw(st.integers(0, 5)),
-        draw(st.sampled_from([1, 2])),
-    )
-    inner = (heads, tokens) if axis == 2 else (tokens, heads)
-    table = (draw(st.sampled_from([1, n])), tokens, pairs)
-    return Rotary(
-        shapes=((n, *inner, 2 * pairs + rest), table, table),
-        axis=axis,
-        interleaved=draw(st.booleans()),
-        activation=draw(ONE_ACTIVATION),
-    )
-
-
-@st.composite
 def attentions(draw: st.DrawFn) -> Attention:
     size = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     groups, sharing, features, values = size(1, 3), size(1, 3), size(1, 80), size(1, 80)
@@ -344,18 +326,3 @@ def attentions(draw: st.DrawFn) -> Attention:
         *bias,
     )
     return Attention(shapes=shapes, causal=form == "causal", first=first)
-
-
-@st.composite
-def cached_attentions(draw: st.DrawFn) -> CachedAttention:
-    size = lambda low, high: draw(st.integers(low, high))  # noqa: E731
-    tokens, groups, sharing = size(1, 9), size(1, 3), size(1, 4)
-    features, values = 16 * size(1, 4), 16 * size(1, 4)
-    capacity = tokens + size(0, 100)
-    shapes = (
-        (1, tokens, groups, sharing * features),
-        *((1, tokens, groups, own) for own in (features, values)),
-        (1,),
-        *((1, groups, capacity, own) for own in (features, values)),
-    )
-    return CachedAttention(shapes=shapes)

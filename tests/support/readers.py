@@ -27,7 +27,6 @@ from codl.bundle.archive import (
     to_json,
     write_archive,
 )
-from codl.contrib.importers.mapped_tables import load_mapping
 from codl.errors import CodlError
 from codl.evaluation.closeness import read_labels
 from codl.frontend import models
@@ -40,12 +39,13 @@ from codl.lower import lower
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import read_npz
-from codl.measure.recording import Recording
 from codl.predict import DEFAULT, FOLDER, features, model_set
 from codl.provenance import own_or_shipped
 from codl.records import soc as socs
 from codl.report.load import load_result
 from codl.runtime.placement import Placement
+from codl_published.mapped_tables import load_mapping
+from codl_published.replay import Recording
 from support.executables import small_network, small_plan
 from support.fuzzing import Subject
 from support.model_seeds import model_seeds, other_model

@@ -13,7 +13,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from support.decoders import SMALL, OrtDecoder
 from support.devices import here
 from support.faults import FAULTS, Faulty, default_of
 from support.onnx_models import floats, model, node
@@ -24,12 +23,9 @@ import codl
 from codl.bundle.packaging import Packaged, package
 from codl.bundle.packaging import write as write_bundle
 from codl.cli.app import app
-from codl.engine.decoder import Decoder, PlannedStep
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.frontend.convert import load_network
-from codl.frontend.decoders import step_of
-from codl.frontend.decoders.build import built
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.executable import GpuOp, NcnnNet
@@ -43,7 +39,6 @@ from codl.runtime.examination import Memory
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 from codl.validate import verdicts
-from codl.validate.decoder_check import checked_decoder
 from codl.validate.first_check import checked_engine
 from codl.validate.references import Source, read_network
 
@@ -379,40 +374,6 @@ def test_bundles_of_one_structure_differ_by_their_weights(
             digests.append(engine.network.content_digest)
         assert digests[-1] == network.content_digest
     assert digests[0] != digests[1]
-
-
-@pytest.mark.parametrize("fault", ["", "halo", "nan"])
-def test_a_decoder_is_compared_over_its_cache(
-    fault: str, folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a product is wrong, another kernel does it, in prompts and for single tokens."""
-    source = built("decoder", SMALL)
-    steps = step_of(source, 4, 12), step_of(source, 1, 12)
-    product = next(layer for layer in steps[0].network.layers if layer.op.kind == "matmul")
-    usual = default_of(product, first_soc)
-    if fault:
-        faulty: Any = Faulty(usual, fault, folder)
-        with_variants(monkeypatch)
-        registry.register(faulty, before=usual.name)
-    planned = tuple(PlannedStep(x, default_plan(x.network, first_soc, "gpu")) for x in steps)
-    tokens = [5, 17, 100, 3]
-    reference = OrtDecoder(source, 12)
-    expected = [reference.decode(token) for token in tokens]
-    for start in range(2):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", CodlWarning)
-            made: Any = checked_decoder(planned, here(first_soc), source=source)  # type: ignore[arg-type]
-        with made:
-            assert made.checked is not None
-            assert made.checked.reference == "ONNX Runtime"
-            assert (made.checked.ms > 0) == (not start)
-            logits = np.array(made.prefill(tokens))
-            np.testing.assert_allclose(logits, expected[-1], atol=1e-4 * np.abs(logits).max())
-        assert len([one for one in told if one.category is CodlWarning]) == bool(fault)
-    if fault:
-        with Decoder(*planned, here(first_soc)) as unchecked:
-            wrong = np.array(unchecked.prefill(tokens))
-        assert not np.allclose(wrong, expected[-1], atol=1e-4 * np.abs(expected[-1]).max())
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,7 @@ from codl.plan.build_plan import preferring
 from codl.runtime.placement import LocalSoc
 from codl.validate.references import ModelAndSource
 from codl.validate.validation import (
-    COSINE,
-    COSINE_OF_ROUNDED,
     ModelUnderTest,
-    usual_cosine,
     validate,
 )
 
@@ -38,12 +35,6 @@ def faulty_of(network: Any, soc: LocalSoc, folder: Path) -> dict[str, Faulty]:
         layer.name: Faulty(default_of(layer, soc), faults[number % len(faults)], folder)
         for number, layer in enumerate(network.layers)
     }
-
-
-def test_a_network_that_rounds_to_8_bits_is_held_to_less() -> None:
-    product = "matmul_dynamic in=2x21,2x2 matrix=21x19 signed=1"
-    assert usual_cosine(every_kind((product,))[0]) == COSINE_OF_ROUNDED
-    assert usual_cosine(every_kind(("softmax in=3x5x7 axes=2",))[0]) == COSINE
 
 
 def test_kernels_of_every_kind_of_op_are_right(first_soc: LocalSoc) -> None:

@@ -1,7 +1,4 @@
-"""Attention and rotary embeddings: ONNX's nodes, and those of `com.microsoft`.
-
-Attention is one op, or products, masks and a softmax.
-"""
+"""Attention, ONNX's node and those of `com.microsoft`: one op, or products, masks and a softmax."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ from codl.frontend.converters.base import (
 )
 from codl.frontend.converters.steps import Operand, Steps, seen
 from codl.frontend.graph.attention_patterns import SPELLED_OUT
-from codl.frontend.graph.graph import PAST_LENGTH, Graph
+from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.attention import Attention, CachedAttention, Rotary
+from codl.ir.ops.attention import Attention
 from codl.ir.ops.base import Activation, Array
 from codl.ir.ops.nd import Sizes
 from codl.ir.ops.reductions import Reduce
@@ -108,24 +105,15 @@ def add_rows(steps: Steps, mask: Mask) -> None:
     mask.tensors = [steps.combine("max", bias, Operand.number(LOW), "bias")]
 
 
-def split_heads(steps: Steps, x: Operand, heads: int) -> Operand:
-    """(images, tokens, heads * features) as (images, tokens, heads, features)."""
+def by_heads(steps: Steps, x: Operand, heads: int) -> Operand:
+    """(images, tokens, heads * features) as (images, heads, tokens, features)."""
     n, tokens, width = x.sizes
     if heads < 1 or width % heads:
         reason = f"the number of heads must divide the {width} features, got {heads}."
         raise unsupported(steps.node, reason)
-    return seen(x, (n, tokens, heads, width // heads))
-
-
-def by_heads(steps: Steps, x: Operand, heads: int) -> Operand:
-    """(images, tokens, heads * features) as (images, heads, tokens, features)."""
-    return heads_first(steps, split_heads(steps, x, heads))
-
-
-def heads_first(steps: Steps, x: Operand) -> Operand:
-    """(images, tokens, heads, features) with the heads before the tokens."""
     held = seen(x, steps.graph.shapes.get(x.name, x.sizes))
-    return steps.transpose(held, (0, 2, 1, 3), "heads", axes=x.sizes)
+    axes = (n, tokens, heads, width // heads)
+    return steps.transpose(held, (0, 2, 1, 3), "heads", axes=axes)
 
 
 def join_heads(steps: Steps, x: Operand) -> Operand:
@@ -257,98 +245,6 @@ def _masked(steps: Steps, scores: Operand, mask: Mask, exact: bool) -> Operand:
     return scores
 
 
-@converts("RotaryEmbedding")
-def _rotary(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Inputs: x, cosines, sines, positions; without those, every token has a row of its own."""
-    steps = Steps(graph, node)
-    x, axis = _heads_of(steps, int(attribute(node, "num_heads", 0)))
-    has_positions = has_input(node, 3)
-    cos, sin = (steps.ranked(name, 2 if has_positions else 3) for name in node.inputs[1:3])
-    if has_positions:
-        rows = steps.ranked(node.inputs[3], 2)
-        cos, sin = (table_rows(steps, table, rows) for table in (cos, sin))
-    return _turned(steps, x, cos, sin, axis)
-
-
-@converts("com.microsoft.RotaryEmbedding")
-def _microsoft_rotary(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Inputs: x, positions, cosines, sines; one position is that of the first token."""
-    if attribute(node, "is_packed_batching", 0) or attribute(node, "scale", 1.0) != 1:
-        raise unsupported(node, "is_packed_batching must be 0 and scale 1.")
-    steps = Steps(graph, node)
-    cos, sin = (steps.ranked(name, 2) for name in node.inputs[2:4])
-    x, axis = _heads_of(steps, int(attribute(node, "num_heads", 0)), pairs=cos.sizes[-1])
-    rows = steps.ranked(node.inputs[1], 1, 2)
-    if len(rows.sizes) == 1:
-        if rows.sizes != (1,):
-            raise unsupported(node, f"one axis of positions must have 1 of them, got {rows.sizes}.")
-        count = steps.constant("count", np.arange(x.sizes[axis]))
-        if rows.value is None:
-            rows = steps.combine("add", rows, count, "positions")
-        else:
-            rows = steps.constant("positions", rows.value + np.arange(x.sizes[axis]))
-        rows = seen(rows, (1, *rows.sizes))
-    cos, sin = (table_rows(steps, table, rows) for table in (cos, sin))
-    return _turned(steps, x, cos, sin, axis)
-
-
-def table_rows(steps: Steps, table: Operand, rows: Operand) -> Operand:
-    """The rows of a table (positions, pairs) that tokens (images, tokens) have."""
-    if rows.value is not None and (rows.value == rows.value[:1]).all():
-        rows = Operand(rows.name, (1, *rows.sizes[1:]), rows.value[:1])
-    if table.value is None or rows.value is None:
-        return steps.gather(table, rows, "rows")
-    positions = rows.value.astype(np.int64)
-    if positions.min() < 0 or positions.max() >= table.sizes[0]:
-        first, last, count = positions.min(), positions.max(), table.sizes[0]
-        reason = f"positions {first} to {last} are outside of a table of {count}."
-        raise unsupported(steps.node, reason)
-    return steps.constant("rows", table.value[positions])
-
-
-def turn(
-    steps: Steps, x: Operand, cos: Operand, sin: Operand, *, axis: int, interleaved: bool
-) -> Operand:
-    """x with the tokens along `axis` of 4; see `codl.ir.ops.attention`."""
-    op = Rotary(shapes=(x.sizes, cos.sizes, sin.sizes), axis=axis, interleaved=interleaved)
-    if op.problem is not None:
-        raise unsupported(steps.node, op.problem)
-    return steps.apply(op, (x, cos, sin), "turned")
-
-
-def _turned(steps: Steps, x: Operand, cos: Operand, sin: Operand, axis: int) -> list[ConvertedOp]:
-    pairs = int(attribute(steps.node, "rotary_embedding_dim", 0) or x.sizes[3]) // 2
-    if cos.sizes[-1] != pairs:
-        reason = f"{pairs} pairs of features need as many angles, got {cos.sizes[-1]}."
-        raise unsupported(steps.node, reason)
-    interleaved = bool(attribute(steps.node, "interleaved", 0))
-    turned = turn(steps, x, cos, sin, axis=axis, interleaved=interleaved)
-    steps.finish(turned, steps.node.outputs[0])
-    return steps.made
-
-
-def _heads_of(steps: Steps, heads: int, pairs: int = 0) -> tuple[Operand, int]:
-    """The first input with its heads as an axis, and which axis then has the tokens.
-
-    Without a number of heads, all features of one have `pairs` pairs.
-    """
-    x = steps.ranked(steps.node.inputs[0], 3, 4)
-    if len(x.sizes) == 4:
-        # No attribute of ONNX's: a pass that has found the embedding sets it.
-        return x, int(attribute(steps.node, "axis", 2))
-    n, tokens, width = x.sizes
-    heads = heads or (width // (2 * pairs) if pairs else 0)
-    if not heads or width % heads:
-        reason = f"num_heads must divide the {width} features, got {heads}."
-        raise unsupported(steps.node, reason)
-    sizes: Sizes = (n, tokens, heads, width // heads)
-    return seen(x, sizes), 1
-
-
-#: What attention to a cache that stays in place must not have, by attribute.
-UNCACHED = {"softcap": 0.0, "local_window_size": -1, "qk_output": 0, "sliding_window_cache": 0}
-
-
 @converts("Attention", parameters=(6,))
 def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: q, k, v, mask, past k and v, counts of keys; outputs: y, k, v, scores at a stage."""
@@ -402,75 +298,6 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     return steps.made
 
 
-@converts("com.microsoft.GroupQueryAttention", parameters=(5, 6))
-def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Inputs: q, k, v, past k and v, counts of keys less 1, their most, cosines, sines, positions,
-    added to scores. The counts must be those of all keys that are there, where the past is no
-    state.
-    """
-    if has_input(node, 3) and node.inputs[3] in graph.states:
-        return _cached_attention(graph, node)
-    steps = Steps(graph, node)
-    heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
-    if attribute(node, "smooth_softmax", 0) > 0 or any(node.inputs[11:]):
-        raise unsupported(node, "smooth_softmax must be 0, and there must be no sink.")
-    q, k, v = _own_parts(steps, heads, groups)
-    past = graph.shapes[node.inputs[3]][2] if has_input(node, 3) else 0
-    keys = past + q.sizes[1]
-    counts = constant_input(graph, node, 5)
-    if (counts != keys - 1).any():
-        reason = (
-            f"seqlens_k must be {keys - 1} for every image, as many keys are there, got {counts}."
-        )
-        raise unsupported(node, reason)
-    if attribute(node, "do_rotary", 0):
-        rows = steps.constant("positions", past + np.arange(q.sizes[1])[None])
-        q, k = _with_positions(steps, (q, k), rows)
-    q, k, v = (heads_first(steps, x) for x in (q, k, v))
-    k, v = (_with_past(steps, x, index) for x, index in ((k, 3), (v, 4)))
-    mask, window = Mask(), int(attribute(node, "local_window_size", -1))
-    left = window - 1 if window > 0 else -1
-    mask.forbid(allowed_keys(q.sizes[2], keys, past, causal=True, left=left))
-    if has_input(node, 10):
-        mask.tensors.append(steps.operand(node.inputs[10]))
-    softcap = number(attribute(node, "softcap", 0.0))
-    y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q), softcap=softcap)
-    _finish(steps, join_heads(steps, y), (k, v))
-    return steps.made
-
-
-def _cached_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """The same with the past in states, which are as long as they may ever be."""
-    steps = Steps(graph, node)
-    heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
-    settings = {name: attribute(node, name, usual) for name, usual in UNCACHED.items()}
-    smooth = attribute(node, "smooth_softmax", 0) > 0
-    if smooth or settings != UNCACHED or any(node.inputs[10:]):
-        rules = ", ".join(f"{name} {usual}" for name, usual in UNCACHED.items())
-        reason = (
-            f"with a cache it must have {rules}, no smooth softmax and 10 inputs at most, got "
-            f"{settings} and {len(node.inputs)} inputs."
-        )
-        raise unsupported(node, reason)
-    q, k, v = _own_parts(steps, heads, groups)
-    count = Operand(PAST_LENGTH, (1,))
-    if attribute(node, "do_rotary", 0):
-        places = steps.constant("places", np.arange(q.sizes[1])[None])
-        rows = steps.combine("add", seen(count, (1, 1)), places, "positions")
-        q, k = _with_positions(steps, (q, k), rows)
-    width = heads // groups * q.sizes[3]
-    parts = (seen(q, (*q.sizes[:2], groups, width)), k, v, count)
-    caches = tuple(steps.ranked(name, 4) for name in node.inputs[3:5])
-    shapes = tuple(part.sizes for part in (*parts, *caches))
-    op = CachedAttention(shapes=shapes, scale=float(np.float32(_scale(node, q))))
-    if op.problem is not None:
-        raise unsupported(node, op.problem)
-    mixed = steps.apply(op, (*parts, *caches), "mixed")
-    joined = (*mixed.sizes[:2], groups * mixed.sizes[3])
-    steps.finish(seen(mixed, joined), node.outputs[0])
-    return steps.made
-
-
 @converts("com.microsoft.Attention")
 def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: tokens, matrices of q, k and v side by side, biases, padding, -, added to scores."""
@@ -494,35 +321,6 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
     _finish(steps, join_heads(steps, y), ())
     return steps.made
-
-
-def _own_parts(steps: Steps, heads: int, groups: int) -> tuple[Operand, Operand, Operand]:
-    """q, k and v as (images, tokens, heads, features), cut out where one tensor has all of them."""
-    node = steps.node
-    q = steps.ranked(node.inputs[0], 3)
-    if has_input(node, 1):
-        k, v = (steps.ranked(name, 3) for name in node.inputs[1:3])
-        q, k, v = (split_heads(steps, x, n) for x, n in ((q, heads), (k, groups), (v, groups)))
-        return q, k, v
-    whole = split_heads(steps, q, heads + 2 * groups)
-    q, k, v = (
-        steps.first(whole, 2, start, count, "part")
-        for start, count in ((0, heads), (heads, groups), (heads + groups, groups))
-    )
-    return q, k, v
-
-
-def _with_positions(
-    steps: Steps, parts: tuple[Operand, Operand], rows: Operand
-) -> tuple[Operand, Operand]:
-    """Turned by these rows of the tables, which come behind the past, or by those given."""
-    node = steps.node
-    if has_input(node, 9):
-        rows = steps.ranked(node.inputs[9], 2)
-    cos, sin = (table_rows(steps, steps.ranked(name, 2), rows) for name in node.inputs[7:9])
-    interleaved = bool(attribute(node, "rotary_interleaved", 0))
-    q, k = (turn(steps, x, cos, sin, axis=1, interleaved=interleaved) for x in parts)
-    return q, k
 
 
 def _with_past(steps: Steps, x: Operand, index: int) -> Operand:

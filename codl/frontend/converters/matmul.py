@@ -1,34 +1,30 @@
-"""Products of matrices: fully connected layers, any batches, and constants of few bits."""
+"""Products: of matrices, as fully connected layers or in batches, and of indices (`Einsum`)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.frontend.converters.base import (
     ConvertedOp,
     attribute,
     between,
-    constant_input,
     converts,
     has_input,
     number,
     unsupported,
 )
-from codl.frontend.converters.steps import Operand, Steps
-from codl.frontend.graph import dynamic_products as dynamic
-from codl.frontend.graph import packed_matrices as nbits
+from codl.frontend.converters.reductions import reduced
+from codl.frontend.converters.steps import Operand, Steps, seen
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_quantized import MIDDLE, WORD, MatMulDynamic, MatMulNBits, packed
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.reductions import RowRange
 from codl.ir.region import Shape, as_nchw
 
 
@@ -101,11 +97,10 @@ def _with_constant(
 ) -> ConvertedOp:
     """The product with a constant (k, n): a fully connected layer where each image has one row.
 
-    That row may still have the axes of an image; see `drop_reshapes`. One token of a decoder is
-    multiplied as several are, so that they share what is made of the constant.
+    That row may still have the axes of an image; see `drop_reshapes`.
     """
     k, n = matrix.sizes[::-1] if matrix.turned else matrix.sizes
-    images = 0 if graph.states else graph.rows_of_images(a, k)
+    images = graph.rows_of_images(a, k)
     if images == 1 or (images and not trans_a):
         shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
         weights = {"weight": matrix.of(graph, node, turned=True), "bias": bias}
@@ -117,79 +112,110 @@ def _with_constant(
     return ConvertedOp(op, node.inputs[:1], output, weights)
 
 
-@converts(
-    dynamic.KIND, parameters=(dynamic.MATRIX, dynamic.SCALES, dynamic.ZERO_POINTS, dynamic.BIAS)
-)
-def _dynamic_product(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """The ranges of rows, which all products of them share, and the product.
+#: What stands for the axes that an equation leaves out; no index of a user's is one of these.
+LEFT_OUT = "0123456789"
 
-    That constants have the sizes which they must have was seen when the model was read.
-    """
-    if not dynamic.is_fusible(graph, node):
-        raise unsupported(node, "it must multiply rows by a constant matrix of 8 bits.")
-    matrix = constant_input(graph, node, dynamic.MATRIX)
-    signed, n = matrix.dtype == np.int8, matrix.shape[1]
-    middle = MIDDLE if signed else 0
-    zeros = constant_input(graph, node, dynamic.ZERO_POINTS, 0).astype(np.int64) + middle
-    numbers = np.ascontiguousarray((matrix.T.astype(np.int16) + middle).astype(np.uint8))
-    weights = {
-        "weight": packed(numbers, 8),
-        "scales": _of_columns(constant_input(graph, node, dynamic.SCALES), n, np.float32),
-        "zero_points": _of_columns(zeros, n, np.uint32),
-        "bias": _of_columns(constant_input(graph, node, dynamic.BIAS, 0.0), n, np.float32),
-    }
-    x, sizes = node.inputs[0], tuple(graph.shapes[node.inputs[0]])
-    ranges = RowRange(shapes=(sizes,))
-    product = MatMulDynamic(
-        shapes=(sizes, ranges.out_sizes), matrix=matrix.shape, signed=bool(signed)
+
+@dataclass(frozen=True)
+class Indexed:
+    """A tensor with an index for each of its axes."""
+
+    tensor: Operand
+    axes: str
+
+    def size(self, index: str) -> int:
+        return self.tensor.sizes[self.axes.index(index)]
+
+    def sizes(self, indices: str) -> Sizes:
+        return tuple(self.size(index) for index in indices)
+
+
+@converts("Einsum")
+def _einsum(graph: Graph, node: Node) -> list[ConvertedOp]:
+    steps = Steps(graph, node)
+    terms, target = _equation(steps)
+    if len(terms) > 2:
+        raise unsupported(node, f"one or two tensors are known, got {len(terms)}.")
+    others = ["".join(t.axes for t in terms if t is not term) + target for term in terms]
+    # An index that nothing else has is summed up first.
+    first, *rest = (
+        _summed(steps, term, "".join(i for i in term.axes if i in other))
+        for term, other in zip(terms, others, strict=True)
     )
-    name = graph.names.tensor(x, "ranges")
-    return [
-        ConvertedOp(ranges, (x,), name),
-        ConvertedOp(product, (x, name), node.outputs[0], weights),
+    result = _einsum_product(steps, first, rest[0], target) if rest else first
+    ordered = _ordered(steps, result, target)
+    steps.finish(ordered.tensor, node.outputs[0])
+    return steps.made
+
+
+def _equation(steps: Steps) -> tuple[list[Indexed], str]:
+    """The tensors with their indices, and those of the result."""
+    equation = str(attribute(steps.node, "equation", "")).replace(" ", "")
+    left, arrow, target = equation.partition("->")
+    texts = left.split(",")
+    operands = [steps.operand(name) for name in steps.node.inputs]
+    if len(texts) != len(operands):
+        reason = f"{equation!r} is one of {len(texts)} tensors, got {len(operands)}."
+        raise unsupported(steps.node, reason)
+    hidden = [
+        len(x.sizes) - len(t.replace("...", "")) for t, x in zip(texts, operands, strict=True)
     ]
+    terms = []
+    for text, operand, count in zip(texts, operands, hidden, strict=True):
+        axes = text.replace("...", LEFT_OUT[: max(hidden)][max(hidden) - count :])
+        if len(axes) != len(operand.sizes):
+            reason = f"{text!r} of {equation!r} does not fit {operand.sizes}."
+            raise unsupported(steps.node, reason)
+        if len(set(axes)) < len(axes):
+            raise unsupported(steps.node, f"{text!r} takes a diagonal.")
+        terms.append(Indexed(operand, axes))
+    if not arrow:
+        indices = "".join(texts).replace(".", "")
+        target = "..." + "".join(sorted(i for i in set(indices) if indices.count(i) == 1))
+    target = target.replace("...", LEFT_OUT[: max(hidden)])
+    if len(set(target)) < len(target) or not set(target) <= set("".join(t.axes for t in terms)):
+        raise unsupported(steps.node, f"{target!r} is no result of {equation!r}.")
+    return terms, target
 
 
-def _of_columns(value: NDArray[Any], n: int, dtype: type) -> NDArray[Any]:
-    """One for each column."""
-    return np.array(np.broadcast_to(value.reshape(-1), (n,)), dtype)
+def _summed(steps: Steps, term: Indexed, kept: str) -> Indexed:
+    axes = tuple(axis for axis, index in enumerate(term.axes) if index not in kept)
+    if not axes:
+        return term
+    total = reduced(steps, term.tensor, "sum", axes, "sum", keepdims=False)
+    return Indexed(Operand(total.name, term.sizes(kept)), kept)
 
 
-@converts(
-    f"{nbits.DOMAIN}.{nbits.KIND}",
-    parameters=(nbits.WEIGHT, nbits.SCALES, nbits.ZERO_POINTS, nbits.BIAS),
-)
-def _matmul_nbits(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """That constants have the sizes which they must have was seen when the model was read."""
-    k, n, bits, block = (attribute(node, name, 4) for name in ("K", "N", "bits", "block_size"))
-    if has_input(node, nbits.ORDER):
-        raise unsupported(node, "rows of the matrix in another order are not taken.")
-    weights = {
-        "weight": _packed(constant_input(graph, node, nbits.WEIGHT).reshape(n, -1)),
-        "scales": constant_input(graph, node, nbits.SCALES).astype(np.float32).reshape(n, -1),
-        "bias": constant_input(graph, node, nbits.BIAS, np.zeros(n)).astype(np.float32),
-    }
-    if has_input(node, nbits.ZERO_POINTS):
-        zeros = constant_input(graph, node, nbits.ZERO_POINTS)
-        if zeros.dtype != np.uint8:
-            raise unsupported(node, f"zero points must be packed in uint8, got {zeros.dtype}.")
-        weights["zero_points"] = _packed(zeros.reshape(n, -1))
-    sizes = tuple(graph.shapes[node.inputs[0]])
-    op = MatMulNBits(
-        shapes=((1, *sizes) if len(sizes) == 1 else sizes,),
-        matrix=(k, n),
-        bits=bits,
-        block=block,
-        zero_points="zero_points" in weights,
-        int8=attribute(node, "accuracy_level", 0) == nbits.INT8,
-    )
-    if op.problem is not None:
-        raise unsupported(node, op.problem)
-    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], weights)]
+def _einsum_product(steps: Steps, a: Indexed, b: Indexed, target: str) -> Indexed:
+    """Indices of both tensors and the result are batches; of both alone, they are summed up."""
+    batch = "".join(i for i in target if i in a.axes and i in b.axes)
+    inner = "".join(i for i in a.axes if i in b.axes and i not in batch)
+    rows, columns = ("".join(i for i in term.axes if i not in batch + inner) for term in (a, b))
+    for index in inner:
+        if a.size(index) != b.size(index):
+            reason = f"{index!r} is {a.size(index)} and {b.size(index)}."
+            raise unsupported(steps.node, reason)
+    left, trans_a = _matrix(steps, a, batch, rows, inner)
+    right, trans_b = _matrix(steps, b, batch, inner, columns)
+    result = steps.matmul(left, right, "product", trans_a=trans_a, trans_b=trans_b)
+    wide = tuple(max(a.size(index), b.size(index)) for index in batch)
+    sizes = (*wide, *a.sizes(rows), *b.sizes(columns))
+    return Indexed(seen(result, sizes), batch + rows + columns)
 
 
-def _packed(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Bytes as words, filled up with zeros."""
-    size = WORD // 8
-    padded = np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -rows.shape[1] % size))))
-    return padded.view("<u4").astype(np.uint32, copy=False)
+def _matrix(steps: Steps, term: Indexed, batch: str, first: str, last: str) -> tuple[Operand, bool]:
+    """A tensor as matrices of `first` x `last`, or of `last` x `first` where it lies so (True)."""
+    turned = term.axes == batch + last + first
+    if not turned:
+        term = _ordered(steps, term, batch + first + last)
+    sides = [prod(term.sizes(first)), prod(term.sizes(last))]
+    sizes = (*term.sizes(batch), *(sides[::-1] if turned else sides))
+    return seen(term.tensor, sizes), turned
+
+
+def _ordered(steps: Steps, term: Indexed, axes: str) -> Indexed:
+    """The tensor with its axes in another order."""
+    if term.axes == axes:
+        return term
+    perm = tuple(term.axes.index(index) for index in axes)
+    return Indexed(steps.transpose(term.tensor, perm, "ordered"), axes)

@@ -17,10 +17,10 @@ from codl.frontend.converters.base import ConvertedOp, between, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Array, Op, Weights
-from codl.ir.ops.concat import ConcatNd, Gather
+from codl.ir.ops.concat import ConcatNd
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import PadNd, SliceNd, Transpose
+from codl.ir.ops.movement import PadNd, Transpose
 from codl.ir.ops.nd import NdOp, Sizes
 from codl.ir.ops.reductions import Softmax
 from codl.ir.region import as_nchw
@@ -131,17 +131,6 @@ class Steps:
     def concat(self, parts: Sequence[Operand], axis: int, word: str) -> Operand:
         shapes = tuple(part.sizes for part in parts)
         return self.apply(ConcatNd(shapes=shapes, axis=axis), parts, word)
-
-    def gather(self, x: Operand, rows: Operand, word: str) -> Operand:
-        return self.apply(Gather(shapes=(x.sizes, rows.sizes), axis=0), (x, rows), word)
-
-    def first(self, x: Operand, axis: int, start: int, count: int, word: str) -> Operand:
-        """`count` elements along an axis from `start` on."""
-        rank = len(x.sizes)
-        starts = tuple(start if i == axis else 0 for i in range(rank))
-        to = tuple(count if i == axis else size for i, size in enumerate(x.sizes))
-        op = SliceNd(shapes=(x.sizes,), starts=starts, steps=(1,) * rank, to=to)
-        return self.apply(op, (x,), word)
 
     def pad_last(self, x: Operand, count: int, value: float, word: str) -> Operand:
         """`count` elements of a value behind the last axis."""

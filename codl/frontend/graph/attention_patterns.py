@@ -1,4 +1,4 @@
-"""Attention and rotary position embeddings that models spell out become one node each.
+"""Attention that models spell out becomes one node.
 
 Where queries of some heads share keys and values, models repeat those for every head: attention
 reads them once, and in products that are no attention the rows of all heads that share a matrix
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from codl.frontend.graph.graph import Graph, Rewrite, fuse
-from codl.frontend.graph.matching import matches, op, scalar
+from codl.frontend.graph.matching import matches, op
 from codl.frontend.graph.passes import RESHAPES
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import Sizes
@@ -190,122 +188,3 @@ def _once(graph: Graph, whole: Repeated, output: str, word: str) -> AttentionInp
     names = graph.names.node(output, word), graph.names.tensor(output, word)
     node = Node(names[0], "Reshape", (whole.source,), names[1:])
     return AttentionInput(names[1], whole.sizes, (node,))
-
-
-def _is_along_features(graph: Graph, node: Node) -> bool:
-    return len(node.inputs) == 2 and int(node.attributes["axis"]) % 4 == 3
-
-
-#: x * cos + (its second half negated in front of its first) * sin.
-EXCHANGED = op("Concat", op("Neg", "second"), "first", where=_is_along_features)
-ROTARY = op("Add", op("Mul", "x", "cos"), op("Mul", EXCHANGED, "sin"))
-#: Functions of every element, through which halves that are alike stay so.
-FUNCTIONS = ("Cos", "Sin")
-
-
-def fuse_rotaries(graph: Graph) -> Graph:
-    """Rotary embeddings whose cosines and sines repeat themselves in their second half: in a
-    constant, or because they are computed from a tensor joined to itself.
-    """
-    halved: set[str] = set()
-
-    def find(graph: Graph, node: Node) -> Rewrite | None:
-        for bound in matches(graph, node, ROTARY):
-            x, tables = bound["x"], (bound["cos"], bound["sin"])
-            axis = _axis_of_tokens(graph, x, *tables)
-            half = graph.shapes[x][3] // 2 if axis else 0
-            parts = [_part(graph, bound[word], x) for word in ("first", "second")] if axis else []
-            if parts != [(0, half), (half, 2 * half)]:
-                continue
-            # Tables are halved once for all that read them.
-            halves = [_half(graph, node, name, axis) for name in tables if name not in halved]
-            halved.update(tables)
-            names = (x, *(graph.names.tensor(name, "half") for name in tables))
-            made = Node(node.name, "RotaryEmbedding", names, node.outputs, {"axis": axis})
-            return Rewrite(
-                node,
-                [*(new for table in halves for new in table.nodes), made],
-                {name: value for table in halves for name, value in table.constants.items()},
-                {name: sizes for table in halves for name, sizes in table.shapes.items()},
-            )
-        return None
-
-    return fuse(graph, find)
-
-
-def _axis_of_tokens(graph: Graph, x: str, cos: str, sin: str) -> int:
-    """Which axis of x the angles depend on; 0 where they are not those of tokens."""
-    sizes, table = _sizes(graph, x), _sizes(graph, cos)
-    if len(sizes) != 4 or not 2 <= len(table) <= 4 or _sizes(graph, sin) != table or sizes[3] % 2:
-        return 0
-    table = (1,) * (4 - len(table)) + table
-    if table[0] not in (1, sizes[0]) or table[3] != sizes[3]:
-        return 0
-    if not (_repeats(graph, cos) and _repeats(graph, sin)):
-        return 0
-    return 2 if table[1:3] == (1, sizes[2]) else 1 if table[1:3] == (sizes[1], 1) else 0
-
-
-def _repeats(graph: Graph, name: str, axis: int = -1) -> bool:
-    """Whether a tensor has the same twice along an axis, counted from the end."""
-    while name not in graph.constants:
-        maker = graph.makers.get(name)
-        if maker is None or not maker.inputs or name not in graph.shapes:
-            return False
-        rank, source = len(graph.shapes[name]), maker.inputs[0]
-        if maker.type == "Concat" and (int(maker.attributes["axis"]) - axis) % rank == 0:
-            return len(maker.inputs) == 2 and source == maker.inputs[1]
-        if maker.type == "Transpose":
-            order = maker.attributes.get("perm", range(rank)[::-1])
-            axis = int(order[axis]) - rank
-        elif maker.type in RESHAPES:
-            same = _sizes(graph, source)[-1:] == graph.shapes[name][-1:]
-            if not same or axis != -1:
-                return False
-        elif maker.type == "Mul":
-            source, factor = maker.inputs if scalar(graph, source) is None else maker.inputs[::-1]
-            if scalar(graph, factor) is None:
-                return False
-        elif maker.type not in FUNCTIONS:
-            return False
-        name = source
-    first, second = np.split(graph.constants[name], 2, axis=axis)
-    return bool(np.array_equal(first, second))
-
-
-def _part(graph: Graph, name: str, x: str) -> tuple[int, int] | None:
-    """From where to where along its last axis a tensor is a part of x."""
-    size = graph.shapes[x][3]
-    node = next((n for n in graph.consumers(x) if name in n.outputs), None)
-    if node is None or node.inputs[:1] != (x,):
-        return None
-    if node.type == "Split" and int(node.attributes.get("axis", 0)) % 4 == 3:
-        widths = [graph.shapes[output][3] for output in node.outputs]
-        first = sum(widths[: node.outputs.index(name)])
-        return first, first + graph.shapes[name][3]
-    if node.type != "Slice" or not all(n in graph.constants for n in node.inputs[1:]):
-        return None
-    bounds = [graph.constants[n].reshape(-1).tolist() for n in node.inputs[1:]]
-    start, stop, axis, step = [*bounds, *([[3], [1]][len(bounds) - 2 :])][:4]
-    if len(axis) != 1 or axis[0] % 4 != 3 or step != [1]:
-        return None
-    place = range(size)[slice(start[0], stop[0])]
-    return place.start, place.stop
-
-
-def _half(graph: Graph, node: Node, name: str, axis: int) -> Rewrite:
-    """What makes the first half of a table, as (images or 1, tokens, pairs), in front of a node."""
-    half, full = graph.names.tensor(name, "half"), graph.shapes[name]
-    table = (1,) * (4 - len(full)) + full
-    shape, cut = (table[0], table[axis], table[3] // 2), (*full[:-1], table[3] // 2)
-    if name in graph.constants:
-        value = np.ascontiguousarray(graph.constants[name][..., : shape[2]], np.float32)
-        return Rewrite(node, constants={half: value.reshape(shape)})
-    bounds = {"starts": 0, "ends": shape[2], "axes": len(full) - 1}
-    constants = {graph.names.tensor(half, key): np.array([n]) for key, n in bounds.items()}
-    narrow = graph.names.tensor(half, "cut")
-    nodes = (
-        Node(graph.names.node(half, "cut"), "Slice", (name, *constants), (narrow,)),
-        Node(graph.names.node(name, "half"), "Reshape", (narrow,), (half,)),
-    )
-    return Rewrite(node, nodes, constants, {narrow: cut, half: shape})

@@ -13,17 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.graph import dynamic_products
 from codl.frontend.graph.graph import Draft, Graph, Rewrite
-from codl.frontend.graph.packed_matrices import BIAS, DOMAIN, KIND
 from codl.frontend.graph.passes import RESHAPES
 from codl.ir.onnx_node import Node
 
 FoldedVector = NDArray[np.float64]
 
 PRODUCTS = ("Gemm", "MatMul")
-#: By the type of a product with a matrix of few bits, where it takes a bias.
-BIASES = {f"{DOMAIN}.{KIND}": BIAS, dynamic_products.KIND: dynamic_products.BIAS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +110,10 @@ def _into_before(graph: Draft, node: Node, affine: Affine) -> None:
         return
     scale, shift = parts
     product = _product(graph, before)
-    if product is not None:
-        matrix = None if (scale == 1).all() else product.matrix * scale
-        _fold(graph, before, matrix, product.bias * scale + shift)
-    elif not ((scale == 1).all() and _add_bias(graph, before, shift)):
+    if product is None:
         return
+    matrix = None if (scale == 1).all() else product.matrix * scale
+    _fold(graph, before, matrix, product.bias * scale + shift)
     graph.drop(node.outputs[0], affine.x)
 
 
@@ -186,21 +181,6 @@ def _product(graph: Draft, node: Node) -> Product | None:
             return None
         bias = beta * added.astype(np.float64).reshape(-1)
     return Product(matrix, np.broadcast_to(bias, matrix.shape[1:]))
-
-
-def _add_bias(graph: Draft, node: Node, shift: FoldedVector) -> bool:
-    """Let a product with a matrix of few bits add a vector; False where a node is none, or does.
-
-    Nor may one have rows of the matrix in another order.
-    """
-    place = BIASES.get(node.type)
-    if place is None or any(node.inputs[4:]):
-        return False
-    name = graph.names.tensor(node.outputs[0], "bias")
-    inputs = (*node.inputs, "", "", "")[:place]
-    made = replace(node, inputs=(*inputs, name), proto=None)
-    graph.rewrite(Rewrite(node, [made], {name: shift.astype(np.float32)}))
-    return True
 
 
 def _fold(

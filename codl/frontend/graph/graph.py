@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from codl.errors import UnsupportedError
 from codl.ir.onnx_node import Node
 
-#: The input of a decoder that says how many tokens came before.
-PAST_LENGTH = "past_length"
-
 
 class Names:
     """Names for what passes add to a graph: none is one of the model, or is given twice."""
@@ -151,8 +148,6 @@ class Graph(GraphView):
     those which it is. `types` are ONNX's codes of elements' types, as far as they are known.
     `aliases` maps tensors that passes removed, such as a flattened output, to what holds them: who
     needs a tensor is for `is_handed_out`, `is_read` and `reader_of` to say.
-    `states` are caches with their sizes, which attention nodes write in place: then the input
-    `PAST_LENGTH` says how many tokens they hold.
     `opset` is the version of ONNX's own operators, `domains` has those of others. `names` gives
     names to what passes add.
     """
@@ -168,7 +163,6 @@ class Graph(GraphView):
     types: Mapping[str, int] = field(default_factory=dict)
     domains: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     names: Names = field(default_factory=Names, compare=False, repr=False)
 
     def rewritten(self, *rewrites: Rewrite) -> Graph:

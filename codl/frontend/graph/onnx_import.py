@@ -10,13 +10,11 @@ import onnx
 from onnx import helper
 
 from codl.errors import UnsupportedError
-from codl.frontend.graph.dynamic_products import fuse_dynamic_products
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, Names, in_order
 from codl.frontend.graph.inference import unknown_reason, with_shapes
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.old_opsets import FIRST_OF_TODAY, in_opset_7, opset_of
-from codl.frontend.graph.packed_matrices import check_packed_matrices, keep_packed
 from codl.frontend.graph.plain_form import all_graphs
 from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of
 from codl.frontend.graph.weights import Model, constant_of, with_fields
@@ -38,11 +36,9 @@ def import_onnx(
 
     `shapes` fixes the sizes of some inputs; a batch that is left open becomes 1. A valid model that
     ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
-    `UnsupportedError` for a model that is not valid, and for any other open size of an input, and
-    `CodlError` for a packed matrix whose sizes do not fit.
+    `UnsupportedError` for a model that is not valid, and for any other open size of an input.
     """
     model_given = source if isinstance(source, Model) else Model.of(source)
-    check_packed_matrices(model_given.proto)
     fixed = _in_order(fix_shapes(model_given.proto, shapes or {}))
     fixed = fold_shapes(fixed)
     folded = _optimise(Model(fixed, model_given.weights))
@@ -80,7 +76,7 @@ def import_onnx(
         unknown=unknown,
         names=Names(_tensors(given), (node.name for node in nodes)),
     )
-    return expand(fuse_dynamic_products(keep_packed(imported)))
+    return expand(imported)
 
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -42,7 +42,6 @@ BUILT_IN = (
     "deit_tiny",
     "whisper_tiny_encoder",
     "sd_unet_block",
-    "smollm2_135m",
     "matmul",
     "op_chain",
 )

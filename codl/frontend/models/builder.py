@@ -22,8 +22,6 @@ from codl.frontend.graph.weights import LARGE, Model
 from codl.ir.onnx_wire import stand_in
 
 OPSET = 17
-#: The domain of most nodes that ONNX Runtime has beside ONNX's.
-MICROSOFT = "com.microsoft"
 #: Constants of at most this many elements may be sizes or factors that shapes depend on.
 SIZES = 16
 #: A height and a width; one number where they are equal.
@@ -250,20 +248,10 @@ class ModelBuilder:
         """Any node with one output, which is called as the node."""
         name = name or self._numbered(kind)
         node = helper.make_node(kind, inputs, [name], name=name, **attributes)
-        return self._append(node, {name: self._inferred(node)})
-
-    def foreign(self, kind: str, inputs: list[str], outputs: dict[str, tuple[int, ...]], *,
-                domain: str = MICROSOFT, **attributes: object) -> str:  # fmt: skip
-        """A node of ONNX Runtime's with these outputs; the first is how it is called."""
-        first, *_ = outputs
-        node = helper.make_node(kind, inputs, [*outputs], first, domain=domain, **attributes)
-        return self._append(node, outputs)
-
-    def _append(self, node: onnx.NodeProto, outputs: Mapping[str, tuple[int, ...]]) -> str:
-        self.shapes |= outputs
+        self.shapes[name] = self._inferred(node)
         self._nodes.append(node)
         self._kinds[node.op_type] += 1
-        return str(node.name)
+        return name
 
     def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         """Kept in every build: a size, a bound or a factor rather than a weight."""
@@ -288,8 +276,7 @@ class ModelBuilder:
                 stand_in(graph.initializer.add(), name, self._element(name), value.shape)
             else:
                 graph.initializer.add().CopyFrom(numpy_helper.from_array(value, name))
-        domains = sorted({node.domain for node in self._nodes if node.domain})
-        opset = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
+        opset = [helper.make_opsetid("", OPSET)]
         proto = helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
         return Model(proto, weights)
 

@@ -22,7 +22,6 @@ class Transformer:
 BASE = Transformer(layers=12, features=768, heads=12, widened=3072)
 DEIT_TINY = Transformer(layers=12, features=192, heads=3, widened=768)
 WHISPER_TINY = Transformer(layers=4, features=384, heads=6, widened=1536)
-SMOLLM2_135M = Transformer(layers=30, features=576, heads=9, widened=1536)
 
 
 def bert(b: ModelBuilder, sizes: Transformer = BASE, tokens: int = 128) -> None:
@@ -124,79 +123,6 @@ def _group_norm(b: ModelBuilder, x: str, epsilon: float, groups: int = 32) -> st
     return b.add(y, b.learned(f"{name}.shift", affine, spread=0.1))
 
 
-#: Heads of keys and values of SmolLM2, which groups of queries' heads share.
-GROUPS = 3
-
-
-def smollm2_135m(
-    b: ModelBuilder, sizes: Transformer = SMOLLM2_135M, tokens: int = 128, words: int = 49152
-) -> None:
-    """SmolLM2-135M (Ben Allal et al. 2025): 128 tokens without a cache, to logits of the next one.
-
-    A Llama: angles of tokens' places turn queries and keys, and no token sees those behind it.
-    """
-    x = b.input("embeddings", (1, tokens, sizes.features))
-    each = sizes.features // sizes.heads
-    frequencies = 100000.0 ** -(np.arange(0, each, 2) / each)
-    angles = np.tile(np.arange(tokens)[:, None] * frequencies, 2)[None, None]
-    cos, sin = (
-        b.constant(name, table.astype(np.float32))
-        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
-    )
-    unseen = np.triu(np.full((tokens, tokens), np.finfo(np.float32).min), 1)[None, None]
-    mask = b.constant("mask", unseen)
-    for _ in range(sizes.layers):
-        x = b.add(x, _grouped_attention(b, _rms_norm(b, x), sizes, (cos, sin, mask)))
-        y = _rms_norm(b, x)
-        gate = b.silu(b.linear(y, sizes.widened, bias=False))
-        y = b.mul(gate, b.linear(y, sizes.widened, bias=False))
-        x = b.add(x, b.linear(y, sizes.features, bias=False, gain=2))
-    last = b.part(_rms_norm(b, x), 1, tokens - 1, tokens)
-    b.output(b.linear(last, words, bias=False))
-
-
-def _grouped_attention(
-    b: ModelBuilder, x: str, sizes: Transformer, tables: tuple[str, str, str]
-) -> str:
-    cos, sin, mask = tables
-    narrow = sizes.features // sizes.heads * GROUPS
-    queries, keys, values = (
-        _split_heads(b, b.linear(x, width, bias=False), heads)
-        for width, heads in ((sizes.features, sizes.heads), (narrow, GROUPS), (narrow, GROUPS))
-    )
-    queries, keys = _turned(b, queries, cos, sin), _turned(b, keys, cos, sin)
-    keys, values = (_repeated(b, part, sizes.heads // GROUPS) for part in (keys, values))
-    joined = _attend(b, queries, b.transpose(keys, (0, 1, 3, 2)), values, mask)
-    return b.linear(joined, sizes.features, bias=False)
-
-
-def _repeated(b: ModelBuilder, x: str, times: int) -> str:
-    """Every head as often as queries share it."""
-    n, heads, tokens, each = b.shapes[x]
-    apart = b.reshape(x, (n, heads, 1, tokens, each))
-    sizes = b.constant(f"{apart}.sizes", np.array((n, heads, times, tokens, each), np.int64))
-    return b.reshape(b.node("Expand", [apart, sizes]), (n, heads * times, tokens, each))
-
-
-def _turned(b: ModelBuilder, x: str, cos: str, sin: str) -> str:
-    """x * cos + (its halves exchanged, one of them negated) * sin."""
-    each = b.shapes[x][3]
-    first, second = b.part(x, 3, 0, each // 2), b.part(x, 3, each // 2, each)
-    exchanged = b.concat([b.node("Neg", [second]), first], axis=3)
-    return b.add(b.mul(x, cos), b.mul(exchanged, sin))
-
-
-def _rms_norm(b: ModelBuilder, x: str) -> str:
-    """x over its root mean square, times a scale for every feature, spelt out."""
-    name = f"{x}.rms"
-    two = b.constant(f"{name}.two", np.float32(2))
-    square = b.node("ReduceMean", [b.node("Pow", [x, two])], axes=[-1])
-    epsilon = b.constant(f"{name}.epsilon", np.float32(1e-5))
-    root = b.node("Reciprocal", [b.node("Sqrt", [b.add(square, epsilon)])])
-    scale = b.learned(f"{name}.scale", (b.shapes[x][-1],), spread=0.1, mean=1.0)
-    return b.mul(scale, b.mul(x, root))
-
-
 def matmul(b: ModelBuilder, size: int = 512, batch: int = 4) -> None:
     """Matrix products in a row: of two inputs, of several matrices at once, and with constants."""
     x = b.matmul(b.input("a", (1, size, size)), b.input("b", (1, size, size)))
@@ -240,10 +166,9 @@ def _split_heads(b: ModelBuilder, x: str, heads: int, *, turned: bool = False) -
     return b.transpose(apart, (0, 2, 3, 1) if turned else (0, 2, 1, 3))
 
 
-def _attend(b: ModelBuilder, queries: str, keys: str, values: str, mask: str = "") -> str:
+def _attend(b: ModelBuilder, queries: str, keys: str, values: str) -> str:
     """Attention of heads, with turned keys; joined to (1, tokens, features) again."""
     n, heads, tokens, each = b.shapes[queries]
     scores = b.scaled(b.matmul(queries, keys), each**-0.5)
-    scores = b.add(scores, mask) if mask else scores
     mixed = b.matmul(b.softmax(scores), values)
     return b.reshape(b.transpose(mixed, (0, 2, 1, 3)), (n, tokens, heads * each))

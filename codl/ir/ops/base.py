@@ -151,10 +151,6 @@ class Op:
     is_dense: ClassVar[bool] = False
     #: Measured for several images at once, too: networks are made of it.
     is_batched: ClassVar[bool] = False
-    #: Rounds an input to few bits: what differs in the last bit may become another number.
-    rounds: ClassVar[bool] = False
-    #: Of the inputs those that last from run to run, and that it writes in place.
-    states: ClassVar[tuple[int, ...]] = ()
     #: Where it is cut decides how what comes before it in a chain is cut, at any dimension.
     sets_cut: ClassVar[bool] = False
     #: The sizes of many such ops as columns, from which features are computed.
@@ -257,13 +253,6 @@ class Op:
         return self
 
     @property
-    def typical(self) -> Mapping[int, float]:
-        """By input what it holds while the op is measured, where its values decide how long that
-        takes; others are zeros.
-        """
-        return {}
-
-    @property
     def stands_for(self) -> tuple[Op, ...]:
         """Ops that do the same one after the other: what an op that nobody measured may cost."""
         return ()
@@ -325,10 +314,6 @@ class Op:
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         """The same before the activation and under any sizes, written for clarity."""
         raise NotImplementedError
-
-    def updated(self, inputs: Sequence[Values]) -> tuple[Values, ...]:
-        """What `states` hold once it is computed, in float64."""
-        return ()
 
     def with_activation(self, activation: Activation) -> Op:
         return replace(self, activation=activation)

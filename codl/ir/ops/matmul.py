@@ -88,11 +88,6 @@ class MatMulColumns(Columns):
     def flops(self) -> Column:
         return 2 * self.k * self.output_elements
 
-    @property
-    def depth_step(self) -> Column:
-        """A cut through k must lie on a multiple of this."""
-        return np.ones_like(self.k)
-
 
 def _row(op: MatMul) -> tuple[int, ...]:
     m, axes = merged(op)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import lcm, prod
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from codl.ir.ops.base import Activation, Op, Values, Weights
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_quantized import PACKED, WORD, MatMulNBits
 from codl.ir.ops.nd import AXIS_DIMS, Sizes, region_of
 from codl.ir.region import Region, Span
 
@@ -145,36 +144,5 @@ class MatMulTerms(Terms):
     examples: ClassVar[tuple[str, ...]] = ("matmul_terms in=1x7x32 matrix=32x24 cut=12",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatMulNBitsTerms(Terms, MatMulNBits):
-    """The terms of a `matmul_nbits`, each of whole blocks and whole words."""
-
-    kind: ClassVar[str] = "matmul_nbits_terms"
-    examples: ClassVar[tuple[str, ...]] = (
-        "matmul_nbits_terms in=1x3x64 matrix=64x24 bits=4 block=32 cut=32",
-    )
-    term: ClassVar[type[MatMul]] = MatMulNBits
-
-    @property
-    def cut_step(self) -> int:
-        step = self.block * (WORD // self.bits if self.zero_points else 1)
-        return lcm(super().cut_step, step)
-
-    def _rows_of(self, weights: Weights, span: Span) -> dict[str, NDArray[Any]]:
-        return {
-            name: value[:, self._columns_of(name, span)]
-            for name, value in weights.items()
-            if name != "bias"
-        }
-
-    def _columns_of(self, name: str, span: Span) -> slice:
-        """What an array has of some features of each column."""
-        numbers = self.block if name != "weight" else 1
-        first, last = (-(-place // numbers) for place in span)
-        if name in PACKED:
-            first, last = (-(-place * self.bits // WORD) for place in (first, last))
-        return slice(first, last if span.stop < self.k else None)
-
-
 #: The terms of each kind of product.
-TERMS: Mapping[str, type[Terms]] = {MatMul.kind: MatMulTerms, MatMulNBits.kind: MatMulNBitsTerms}
+TERMS: Mapping[str, type[Terms]] = {MatMul.kind: MatMulTerms}

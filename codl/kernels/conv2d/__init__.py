@@ -11,12 +11,10 @@ from codl.kernels.conv2d import (
     gpu_windows,
     gpu_winograd,
     gpu_winograd_gemm,
-    replayed,
 )
 from codl.kernels.cpu_device.conv_narrow import GpuNarrow
 from codl.kernels.kernel import of_every_storage
 from codl.kernels.registry import register
-from codl.kernels.replayed import CLASSES
 
 register(
     cpu_winograd.WINOGRAD,
@@ -37,4 +35,3 @@ register(
     ),
     cpu.ORT,
 )
-CLASSES.add("conv2d", replayed.ReplayedConv2d)

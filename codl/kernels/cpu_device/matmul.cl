@@ -10,7 +10,6 @@
 // TRANS_A        defined where a is stored as (k, m)
 // TRANS_B        defined where b, before it is packed, is stored as (n, k)
 // BIAS           defined where there is one for each column, in whole panels
-// BITS           defined where b is a packed matrix (see cpu_device/nbits.cl), also INSIDE then
 // BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
 // PARTIAL        of INSIDE: defined where sums lie in `sums` between blocks, in rows of whole panels
 // a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel
@@ -34,7 +33,6 @@
 #define PACK(value, p) PSTORE(value, p)
 #define PACK_ONE(value, p, i) SET(value, p, i)
 #endif
-#ifndef BITS
 APART void pack_columns(
     __global const ELEMENT *in, PACKED *out, int column, int n, int length, int rows)
 {
@@ -61,7 +59,6 @@ APART void pack_columns(
     }
 #endif
 }
-#endif
 
 #ifndef INSIDE
 // Copies b into panels; a work-item has `depth` values of k of one panel.
@@ -174,13 +171,9 @@ APART void store_lanes(VEC value, __global ELEMENT *to, int first, int stop)
 KERNEL void matmul_direct(
     __global const ELEMENT *a, int a_offset, int a_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-#ifdef BITS
-    MATRIX,
-#else
     __global const ELEMENT *b,
 #if defined(DIRECT) || defined(INSIDE)
     int b_offset, int b_stride,
-#endif
 #endif
 #ifdef BIAS
     __global const float *bias,
@@ -196,11 +189,9 @@ KERNEL void matmul_direct(
     const int first_panel = get_global_id(0) * group;
     const int stop_panel = min(first_panel + group, panels);
     __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
-#ifndef BITS
     __global const ELEMENT *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
 #if defined(DIRECT) || defined(INSIDE)
     right += b_offset;
-#endif
 #endif
 #ifdef DIRECT
     const int b_rows = b_own_rows;
@@ -215,8 +206,7 @@ KERNEL void matmul_direct(
     for (int first = 0; first < k; first += depth) {
         const int length = min(depth, k - first);
 #ifdef INSIDE
-#ifdef BITS
-#elif defined(TRANS_B)
+#ifdef TRANS_B
         __global const ELEMENT *in = right + first;
 #else
         __global const ELEMENT *in = right + (size_t)first * b_own_rows;
@@ -224,11 +214,7 @@ KERNEL void matmul_direct(
         for (int column = first_panel * PANEL; column < min(stop_panel * PANEL, n); column += V) {
             const int panel = column / PANEL;
             __local float *to = block + (panel - first_panel) * length * PANEL + column % PANEL;
-#ifdef BITS
-            unpack_columns(MATRIX_ARGS, to, column / V, first, length, k);
-#else
             pack_columns(in, to, column, n, length, b_own_rows);
-#endif
         }
 #endif
         for (int row = get_global_id(1) * strip * ROWS; row < stop; row += ROWS) {

@@ -84,10 +84,9 @@ class _Tiling:
     @cached_property
     def depth(self) -> Column:
         """k of a work-item at a time: all of it, but where it must fit in a block."""
-        step, whole = self.ops.depth_step, self.ops.k
-        most = np.maximum(1, np.floor(block_elements(self.soc) / (self.panel * step))) * step
-        parts = np.where(self.packed == INSIDE, ceil_div(whole, most), 1.0)
-        return np.minimum(whole, round_up(ceil_div(whole, parts), step))
+        most = np.maximum(1, np.floor(block_elements(self.soc) / self.panel))
+        parts = np.where(self.packed == INSIDE, ceil_div(self.ops.k, most), 1.0)
+        return ceil_div(self.ops.k, parts)
 
     @cached_property
     def group(self) -> Column:
@@ -194,19 +193,18 @@ class GpuDirect(ColumnKernel):
             **t.grid_features,
             "output_bytes": self.stored(ops.output_elements),
             "input_bytes": self.stored(ops.input_elements),
-            **by_level("weight", self.matrix_bytes(ops), gpu_cache_bytes(soc)),
+            **by_level("weight", self.stored(ops.weight_elements), gpu_cache_bytes(soc)),
         }
-
-    def matrix_bytes(self, ops: Any) -> Column:
-        """Of a constant matrix and its bias, as they are read."""
-        size: Column = self.stored(ops.weight_elements)
-        return size
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         t = _Tiling.of(*self.alone(op, soc, choice))
         way = None if op.matrix and choice["packed"] != INSIDE else choice["packed"]
         scratch = self._scratch(t, way)
-        right = (*self.right(op, way), *([ScratchArg("sums")] if "sums" in scratch else []))
+        right: tuple[Arg, ...] = (ScratchArg("panels") if way == BEFORE else B,)
+        if way is None:
+            right = ConstantArg("panels"), ConstantArg("bias")
+        if "sums" in scratch:
+            right = (*right, ScratchArg("sums"))
         multiply = _multiply_launch(op, t, way, right)
         macros = {
             "ROWS": choice["rows"],
@@ -218,7 +216,6 @@ class GpuDirect(ColumnKernel):
             "INSIDE": way == INSIDE,
             "PARTIAL": "sums" in scratch,
             "BLOCK_SIZE": way == INSIDE and block_elements(soc),
-            **self.more_macros(op),
         }
         panel, panels = int(t.panel[0]), int(t.panels[0])
         return self.assemble(
@@ -238,16 +235,6 @@ class GpuDirect(ColumnKernel):
         if self.storage.element != "float32" and tiling.depth[0] < tiling.ops.k[0]:
             scratch["sums"] = 4 * int(tiling.sums[0])
         return scratch
-
-    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
-        """Those of a kind of matrix."""
-        return {}
-
-    def right(self, op: Any, way: int | None) -> tuple[Arg, ...]:
-        """What a kernel reads b from, and a bias; `way` is None for a matrix packed before."""
-        if way is None:
-            return ConstantArg("panels"), ConstantArg("bias")
-        return (ScratchArg("panels") if way == BEFORE else B,)
 
     def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
         """A constant matrix and its bias, for panels of `panel` columns."""

@@ -5,7 +5,6 @@ Kernels for a device that is a CPU are in `codl.kernels.cpu_device.matmul`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -39,9 +38,11 @@ MOST_AXES = 3
 A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
 #: Rows and columns of the output that a work-item of `GpuTiled` has.
 PER_ITEM = 4
+#: k of a slice of `GpuTiled`.
+DEPTH = 16
 #: With more rows, tiles that read a matrix once for many rows are faster.
 MOST_ROWS = 4
-#: Work-items of a work-group, and vectors of columns that it has.
+#: Work-items of a work-group, and vectors of columns that it has; the default first.
 SHAPES = ((128, 1), (64, 1), (64, 2), (128, 2), (256, 1), (32, 2), (32, 1))
 
 
@@ -159,8 +160,6 @@ class GpuTiled(Kernel):
     base_name = "gpu_tiled"
     source = "matmul/gpu_tiled.cl"
     meant_for = REAL_GPU
-    #: k of a slice.
-    depth: ClassVar[int] = 16
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
         least = (32 // PER_ITEM) ** 2
@@ -174,7 +173,7 @@ class GpuTiled(Kernel):
         large = ceil_div(problem.m, 64) * ceil_div(problem.n, 64) * problem.batches
         fits = soc.gpu.max_work_group_size >= (64 // PER_ITEM) ** 2
         tiles = (64, 32) if large >= 2 * soc.gpu.compute_units else (32, 64)
-        return tuple({"tile": tile, "depth": self.depth} for tile in tiles if tile == 32 or fits)
+        return tuple({"tile": tile, "depth": DEPTH} for tile in tiles if tile == 32 or fits)
 
     def counts(self, op: Any, soc: Soc, choice: Choice) -> dict[str, float]:
         problem, tile = Problem.of(op), choice["tile"]
@@ -196,13 +195,15 @@ class GpuTiled(Kernel):
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         problem, tile = Problem.of(op), choice["tile"]
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
+        constants = ConstantArg("weight"), ConstantArg("bias")
+        right: tuple[Arg, ...] = constants if op.matrix else (B,)
         product = launch(
             "matmul_tiled",
             (
                 (ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
                 (side, side, 1),
             ),
-            *(A, OUT, *self.right(op)),
+            *(A, OUT, *right),
             m=m,
             n=n,
             k=k,
@@ -219,18 +220,9 @@ class GpuTiled(Kernel):
                 "TRANS_A": op.trans_a,
                 "TRANS_B": op.trans_b,
                 "BIAS": bool(op.matrix),
-                **self.more_macros(op),
             },
             pack=partial(self.pack, soc) if op.matrix else no_constants,
         )
-
-    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
-        """Those of a kind of matrix."""
-        return {}
-
-    def right(self, op: Any) -> tuple[Arg, ...]:
-        """What the kernel reads b from, and a bias."""
-        return (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
 
     def pack(self, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
         """A constant matrix, as it is stored, and its bias."""
@@ -247,8 +239,6 @@ class GpuRows(ColumnKernel):
     meant_for = REAL_GPU
     adds_on = ANY_DEVICE
     op_columns: ClassVar[Any] = MatMulColumns
-    #: The default comes first: there are fewer words of packed matrices.
-    shapes: ClassVar[tuple[tuple[int, int], ...]] = SHAPES
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
         if not op.matrix or op.trans_a:
@@ -259,35 +249,30 @@ class GpuRows(ColumnKernel):
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         most = soc.gpu.max_work_group_size
-        return tuple({"items": items, "panels": n} for items, n in self.shapes if items <= most)
+        return tuple({"items": items, "panels": n} for items, n in SHAPES if items <= most)
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         return self.choices(None, soc)[0]
 
     def counts(self, ops: Any, soc: Soc, choice: Any) -> dict[str, Column]:
         wide = choice["panels"] * soc.gpu.vector_width
-        groups, words = ceil_div(ops.n, wide), ceil_div(ops.k, ops.depth_step)
+        groups = ceil_div(ops.n, wide)
         return {
-            "padded_macs": groups * wide * words * ops.depth_step * ops.m,
-            "loop_length": ceil_div(words, choice["items"]),
+            "padded_macs": groups * wide * ops.k * ops.m,
+            "loop_length": ceil_div(ops.k, choice["items"]),
             "work_groups": groups,
             "waves": ceil_div(groups, soc.gpu.compute_units),
-            "weight_bytes": self.matrix_bytes(ops),
+            "weight_bytes": self.stored(ops.weight_elements),
             "input_bytes": self.stored(ops.input_elements),
             "output_bytes": self.stored(ops.output_elements),
         }
-
-    def matrix_bytes(self, ops: Any) -> Column:
-        """Of a constant matrix and its bias, as they are read."""
-        size: Column = self.stored(ops.weight_elements)
-        return size
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         items, panels, width = choice["items"], choice["panels"], soc.gpu.vector_width
         product = launch(
             "matmul_rows",
             ((ceil_div(op.n, width * panels) * items, 1, 1), (items, 1, 1)),
-            *(A, OUT, *self.right(op)),
+            *(A, OUT, ConstantArg("weight"), ConstantArg("bias")),
             n=op.n,
             k=op.k,
         )
@@ -296,17 +281,9 @@ class GpuRows(ColumnKernel):
             op,
             soc,
             product,
-            macros={**self.more_macros(op), **macros},
+            macros=macros,
             pack=partial(self.pack, op, soc),
         )
-
-    def more_macros(self, op: Any) -> Mapping[str, int | bool]:
-        """Those of a kind of matrix."""
-        return {}
-
-    def right(self, op: Any) -> tuple[Arg, ...]:
-        """What the kernel reads the matrix and the bias from."""
-        return (ConstantArg("weight"), ConstantArg("bias"))
 
     def pack(self, op: Any, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
         """Every V columns apart, zeros beyond the last."""

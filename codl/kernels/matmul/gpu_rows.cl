@@ -5,8 +5,6 @@
 // ROWS           of a and of the output
 // PANELS         of V columns of a work-group
 // ITEMS          work-items of a work-group, a power of two
-// BITS           defined where the matrix is packed, and words have several numbers of each column: see
-//                matmul_nbits/gpu_rows.cl
 // weight         [V columns][k][V]
 // ADDED          defined where there is a second input, shaped like the output, that is added before the
 //                activation or, where MULTIPLIED is defined too, multiplied by behind it
@@ -23,8 +21,6 @@
 #endif
 #endif
 
-#ifndef BITS
-#define MATRIX __global const WEIGHT *restrict weight
 #define EACH_PANEL(body) UNROLLED(p, PANELS, body)
 #define EACH_ROW(body) UNROLLED(r, ROWS, body)
 // Words that are on their way at once.
@@ -41,50 +37,23 @@
         UNROLLED(i, count, {                                                     \
             EACH_PANEL({ EACH_ROW({ sums[p][r] += x[i][r] * words[i][p]; }) }) })                               \
     }
-#endif
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void matmul_rows(
     __global const ELEMENT *restrict a, int a_offset, int a_stride,
     __global ELEMENT *restrict output, int output_offset, int output_stride,
-    MATRIX, __global const float *restrict bias, int n, int k ADDED_ARGS)
+    __global const WEIGHT *restrict weight, __global const float *restrict bias, int n,
+    int k ADDED_ARGS)
 {
     __local VEC parts[PANELS * ROWS][ITEMS];
     const int item = LOCAL_ID(0), first = GROUP_ID(0) * PANELS, panels = (n + V - 1) / V;
     VEC sums[PANELS][ROWS];
     EACH_PANEL({ EACH_ROW({ sums[p][r] = (VEC)(0.0f); }) })
     // Panels beyond the last repeat it, and are not stored.
-#ifdef BITS
-    for (int word = item; word * PER_WORD < k; word += ITEMS) {
-        const int at = word * PER_WORD, block = at / LENGTH;
-        // Beyond the last column there are zeros.
-        float x[ROWS][PER_WORD];
-        EACH_ROW({
-            UNROLLED(j, PER_WORD, {
-                const float read = GET(a, a_offset + (ADDRESS)r * k + min(at + j, k - 1));
-                x[r][j] = at + j < k ? read : 0.0f;
-            })
-        })
-        EACH_PANEL({
-            const int panel = min(first + p, panels - 1);
-            const UVEC words = WORDS_AT(weight + ((ADDRESS)panel * WORDS(k) + word) * V);
-            const VEC scale = SCALES(panel, block, k);
-            BASES(VEC, bases, ZEROS(panel, block, k))
-            VEC own[ROWS];
-            EACH_ROW({ own[r] = (VEC)(0.0f); })
-            UNROLLED(j, PER_WORD, {
-                const VEC numbers = NUMBERS(words, j, bases);
-                EACH_ROW({ own[r] += x[r][j] * numbers; })
-            })
-            EACH_ROW({ sums[p][r] += scale * own[r]; })
-        })
-    }
-#else
     ADDRESS from[PANELS];
     EACH_PANEL({ from[p] = (ADDRESS)min(first + p, panels - 1) * k; })
     int at = item;
     for (; at + (TOGETHER - 1) * ITEMS < k; at += TOGETHER * ITEMS) ADD_WORDS(at, TOGETHER)
     for (; at < k; at += ITEMS) ADD_WORDS(at, 1)
-#endif
     EACH_PANEL({ EACH_ROW({ parts[p * ROWS + r][item] = sums[p][r]; }) })
     for (int left = ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -5,8 +5,6 @@
 //
 // TRANS_A, TRANS_B   defined where a is stored as (k, m), b as (n, k)
 // BIAS               defined where there is one for each column
-// BITS               defined where b is a packed matrix, which each group unpacks: see
-//                    matmul_nbits/gpu_tiled.cl
 
 #define SIDE (TILE / 4)
 #define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
@@ -21,11 +19,7 @@
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     __global const ELEMENT *a, int a_offset, int a_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-#ifdef BITS
-    MATRIX,
-#else
     __global const ELEMENT *b,
-#endif
 #ifdef BIAS
     __global const float *bias,
 #else
@@ -40,9 +34,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     const int batch = GLOBAL_ID(2);
     const int row0 = GROUP_ID(1) * TILE, column0 = GROUP_ID(0) * TILE;
     __global const ELEMENT *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
-#ifndef BITS
     __global const ELEMENT *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
-#endif
 #ifndef BIAS
     right += b_offset;
 #endif
@@ -62,7 +54,6 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
                 const float read = AT_A(min(row0 + t, m - 1), min(first + d, k - 1));
                 rows[d][t] = (row0 + t < m) & (first + d < k) ? read : 0.0f;
             }
-#ifndef BITS
             {
 #ifdef TRANS_B
                 ALONG_K(turn);
@@ -74,16 +65,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
                 const float read = AT_B(min(first + d, k - 1), min(column0 + t, n - 1));
                 columns[d][t] = (column0 + t < n) & (first + d < k) ? read : 0.0f;
             }
-#endif
         }
-#ifdef BITS
-        for (int at = item; at < TILE * (DEPTH / PER_WORD); at += SIDE * SIDE) {
-            const int t = at % TILE, d = at / TILE * PER_WORD;
-            float numbers[PER_WORD];
-            unpack_word(MATRIX_ARGS, numbers, min(column0 + t, n - 1), min(first + d, k - 1), k);
-            UNROLLED(j, PER_WORD, { columns[d + j][t] = numbers[j]; })
-        }
-#endif
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLLED(d, DEPTH, {
             const float4 values = vload4(x, columns[d]);

@@ -1,0 +1,323 @@
+"""Figures of compiled kernels: the result of `codl kernels`, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp, log
+from statistics import mean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from codl.ir.types import PRECISIONS
+from codl.report.results import PluginResult
+from codl.report.text_table import NONE, Cell, Column, TextTable, count, words
+
+if TYPE_CHECKING:
+    from codl_phone_compilers.compiler import Compilation
+    from codl_phone_compilers.gpus import PhoneGpu
+    from codl_phone_compilers.programs import KernelUse, ProgramList
+
+#: A hot loop with fewer multiply-adds than these does something else.
+FEWEST_MACS = 16
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """A kernel of one program, over all ops that use it so.
+
+    Counts are of the machine code. `registers` are Adreno's of four floats, of 48, and Mali's of
+    one, 32 or 64; `waves` are those in flight on a core, Mali's full (2) or half (1). `spills`
+    are instructions that read or write private memory, of which `private_bytes` are a work-item's;
+    `hot_spills` those in the hot loop. `slots_per_100_macs` are issue slots of the hot loop for 100
+    multiply-adds; None where it has next to none. `lanes` is the least of the ops, and that of
+    `op`. `error` says why it does not build.
+    """
+
+    name: str
+    variant: str
+    kernel: str
+    memory: str
+    precision: str
+    op: str
+    ops: int
+    choice: Mapping[str, Any]
+    is_default: bool
+    program: str
+    error: str
+    instructions: int = 0
+    registers: int = 0
+    half_registers: int = 0
+    private_bytes: int = 0
+    spills: int = 0
+    hot_spills: int = 0
+    waves: int = 0
+    wave_items: int = 0
+    barriers: int = 0
+    loops: int = 0
+    hot_slots: int = 0
+    hot_macs: int = 0
+    slots_per_100_macs: float | None = None
+    lanes: float | None = None
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether registers of it are kept in memory."""
+        return self.spills > 0 or self.private_bytes > 0
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """What the default choices on a GPU come to.
+
+    `pairs` are those of a variant and a kernel: how many there are, and which of them keep
+    registers in memory, anywhere or in the hot loop. The geometric mean of `slots_per_100_macs` is
+    over the pairs that have it, each with the mean of its programs, by precision.
+    """
+
+    programs: int
+    failed: int
+    pairs: int
+    pairs_in_memory: tuple[str, ...]
+    pairs_hot: tuple[str, ...]
+    slots_per_100_macs: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsResult(PluginResult):
+    """What `codl kernels` wrote: figures of kernels on one GPU, by one compiler."""
+
+    command: ClassVar[str] = "kernels"
+    gpu: str
+    label: str
+    compiler: str
+    summary: KernelSummary
+    kernels: tuple[KernelFigures, ...]
+    #: Debian's packages that compiled, with their versions; empty in files of earlier versions.
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heading(self) -> str:
+        return f"Kernels on {self.label}"
+
+    def tables(self) -> tuple[TextTable, ...]:
+        return (kernels_content(self),)
+
+
+def figures(listed: ProgramList, compilation: Compilation, gpu: PhoneGpu) -> list[KernelFigures]:
+    """Figures of every kernel and program of a list, by variants."""
+    together: dict[tuple[str, str, str], list[KernelUse]] = {}
+    for use in listed.uses:
+        together.setdefault((use.variant, use.kernel, use.program), []).append(use)
+    rows = [_figures(uses, compilation, gpu) for uses in together.values()]
+    return sorted(rows, key=lambda row: (row.variant, row.kernel, not row.is_default, row.op))
+
+
+def _figures(uses: Sequence[KernelUse], compilation: Compilation, gpu: PhoneGpu) -> KernelFigures:
+    worst = min(uses, key=lambda use: use.lanes)
+    default = next((use for use in uses if use.is_default), worst)
+    result = compilation.results[worst.program]
+    found = result["kernels"].get(worst.kernel, {})
+    counts: dict[str, Any] = {}
+    error = result["error"]
+    if not error and "hot" not in found:
+        error = "the compiler printed nothing about it"
+    if not error:
+        hot = found["hot"]
+        counts = {
+            name: found[name]
+            for name in (
+                "instructions", "registers", "half_registers", "private_bytes", "spills",
+                "waves", "barriers", "loops",
+            )
+        }  # fmt: skip
+        counts |= {
+            "wave_items": found["wave_items"] or gpu.wave_size,
+            "hot_slots": hot["slots"],
+            "hot_macs": hot["macs"],
+            "hot_spills": hot["private"],
+        }
+        if hot["macs"] >= FEWEST_MACS:
+            counts["slots_per_100_macs"] = 100 * hot["slots"] / hot["macs"]
+    return KernelFigures(
+        name=f"{default.variant} {default.kernel}",
+        variant=default.variant,
+        kernel=default.kernel,
+        memory=default.memory,
+        precision=default.precision,
+        op=worst.op,
+        ops=len({use.op for use in uses}),
+        choice=default.choice,
+        is_default=default.is_default,
+        program=default.program,
+        error=error,
+        lanes=worst.lanes,
+        **counts,
+    )
+
+
+def worst(rows: Sequence[KernelFigures]) -> list[KernelFigures]:
+    """Of each variant and kernel the program with most private accesses, then slots."""
+    ranked = sorted(
+        rows,
+        key=lambda row: (
+            not row.error,
+            -row.hot_spills,
+            -row.spills,
+            -(row.slots_per_100_macs or 0),
+            -row.instructions,
+        ),
+    )
+    first: dict[str, KernelFigures] = {}
+    for row in ranked:
+        first.setdefault(row.name, row)
+    return sorted(first.values(), key=lambda row: row.name)
+
+
+def summary(rows: Sequence[KernelFigures]) -> KernelSummary:
+    """What the rows of default choices come to."""
+    rows = [row for row in rows if row.is_default]
+    logs: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        pairs = logs.setdefault(row.precision, {})
+        if row.slots_per_100_macs:
+            pairs.setdefault(row.name, []).append(log(row.slots_per_100_macs))
+    return KernelSummary(
+        programs=len({row.program for row in rows}),
+        failed=len({row.program for row in rows if row.error}),
+        pairs=len({row.name for row in rows}),
+        pairs_in_memory=_pairs(row for row in rows if row.is_in_memory),
+        pairs_hot=_pairs(row for row in rows if row.hot_spills),
+        slots_per_100_macs={
+            precision: exp(mean(map(mean, pairs.values()))) if pairs else None
+            for precision, pairs in logs.items()
+        },
+    )
+
+
+def _pairs(rows: Iterable[KernelFigures]) -> tuple[str, ...]:
+    return tuple(sorted({row.name for row in rows}))
+
+
+def kernels_content(result: KernelsResult) -> TextTable:
+    """A row for every kernel of every program on one GPU."""
+    cells: list[Cell[KernelFigures]] = [
+        (words("variant"), lambda row: row.variant),
+        (words("kernel", spare=1), lambda row: row.kernel),
+        (words("op, and a choice that is not the default"), _op),
+        (Column("ops", spare=2), lambda row: count(row.ops)),
+        (Column("instructions"), lambda row: count(row.instructions)),
+        (Column("registers"), lambda row: f"{row.registers}{_halves(row)}"),
+        (Column("private bytes"), lambda row: _some(row.private_bytes)),
+        (Column("all", group="spills"), lambda row: _some(row.spills)),
+        (Column("hot", group="spills"), lambda row: _some(row.hot_spills)),
+        (Column("waves"), lambda row: f"{row.waves} x {row.wave_items}"),
+        (Column("barriers", spare=3), lambda row: _some(row.barriers)),
+        (Column("loops", spare=4), lambda row: _some(row.loops)),
+        (Column("slots for 100 MACs"), lambda row: _rounded(row.slots_per_100_macs)),
+        (Column("lanes %"), lambda row: _rounded(row.lanes and 100 * row.lanes)),
+    ]
+    caption = (_in_words(result.summary),)
+    title = f"Kernels of {result.label}, {result.compiler}"
+    return TextTable.of(title, result.kernels, cells, caption, failure=lambda row: row.error)
+
+
+def _compiler(result: KernelsResult) -> str:
+    driver = "mesa-opencl-icd"  # its version is in `compiler`
+    others = (f"{name} {version}" for name, version in result.packages.items() if name != driver)
+    return ", ".join([result.compiler, *others])
+
+
+def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
+    """A row for every GPU."""
+    cells: list[Cell[KernelsResult]] = [
+        (words("GPU"), lambda result: result.label),
+        (words("compiler"), _compiler),
+        (Column("programs"), lambda result: count(result.summary.programs)),
+        (Column("failed"), lambda result: count(result.summary.failed)),
+        (Column("all", group="pairs of variant and kernel"), lambda r: count(r.summary.pairs)),
+        (
+            Column("with private memory", group="pairs of variant and kernel"),
+            lambda result: count(len(result.summary.pairs_in_memory)),
+        ),
+        (
+            Column("in their hot loop", group="pairs of variant and kernel"),
+            lambda result: count(len(result.summary.pairs_hot)),
+        ),
+        *(
+            (
+                Column(precision.replace("_", " "), group="slots for 100 MACs"),
+                lambda result, precision=precision: _rounded(
+                    result.summary.slots_per_100_macs.get(precision)
+                ),
+            )
+            for precision in PRECISIONS
+        ),
+    ]
+    return TextTable.of("Default choices by GPU", results, cells)
+
+
+def variants_content(results: Sequence[KernelsResult]) -> TextTable:
+    """A row for every variant and kernel, with a column for each GPU; not for those that only
+    store halves, which are like the ones in float32.
+    """
+    by_gpu = {r.label: {row.name: row for row in r.kernels if row.is_default} for r in results}
+    every = [row for rows in by_gpu.values() for row in rows.values()]
+    names = sorted({row.name for row in every if not _stores(row)})
+    cells: list[Cell[str]] = [
+        (words("variant, kernel"), lambda name: name),
+        *((words(label), partial(_of, rows)) for label, rows in by_gpu.items()),
+    ]
+    caption = (
+        "Instructions, registers and, if any, accesses of private memory (those in the hot loop "
+        "behind a slash); after a semicolon issue slots of the hot loop for 100 multiply-adds. Of "
+        "several programs the worst. Adreno's registers are of four floats, at most 48; Mali's of "
+        "one, where more than 32 halve the threads. Variants that only store halves are left out "
+        "where they have no private memory.",
+    )
+    return TextTable.of("Kernels by GPU", names, cells, caption)
+
+
+def _stores(row: KernelFigures) -> bool:
+    """Whether a kernel stores halves and computes in float32, without private memory."""
+    return row.variant.endswith("_fp16") and not row.spills and not row.error
+
+
+def _of(rows: Mapping[str, KernelFigures], name: str) -> str:
+    row = rows.get(name)
+    if row is None:
+        return NONE
+    if row.error:
+        return "failed"
+    memory = f", **{row.spills}/{row.hot_spills}**" if row.spills else ""
+    slots = f"; {row.slots_per_100_macs:.0f}" if row.slots_per_100_macs else ""
+    return f"{row.instructions}, {row.registers}{memory}{slots}"
+
+
+def _op(row: KernelFigures) -> str:
+    choice = "" if row.is_default else ", ".join(f"{k}={v}" for k, v in row.choice.items())
+    return f"{row.op} [{choice}]" if choice else row.op
+
+
+def _halves(row: KernelFigures) -> str:
+    return f" + {row.half_registers} half" if row.half_registers else ""
+
+
+def _some(number: int) -> str:
+    return count(number) if number else NONE
+
+
+def _rounded(number: float | None) -> str:
+    return NONE if number is None else f"{number:.0f}"
+
+
+def _in_words(summary: KernelSummary) -> str:
+    means = " and ".join(
+        f"{mean:.0f} at {name}" for name, mean in summary.slots_per_100_macs.items() if mean
+    )
+    return (
+        f"Default choices: {summary.programs} programs, of which {summary.failed} do not build; of "
+        f"{summary.pairs} pairs of variant and kernel {len(summary.pairs_in_memory)} keep "
+        f"registers in memory, {len(summary.pairs_hot)} in their hot loop"
+        + (f"; {means} slots for 100 multiply-adds in geometric mean." if means else ".")
+    )
