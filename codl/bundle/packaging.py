@@ -12,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_json, write_archive
+from codl.bundle.archive import (
+    CONSTANTS,
+    EXECUTABLE,
+    REFERENCE,
+    Archive,
+    ArrayStore,
+    network_to_json,
+    to_json,
+    write_archive,
+)
 from codl.bundle.loading import compare, load
-from codl.bundle.parts import ArrayStore, network_to_json
 from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.evaluation.closeness import max_rel_err

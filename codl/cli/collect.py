@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from codl.cli.output import JsonOption, OutputOption, emit
-from codl.jobs.collect import Collect, CollectRun, Standing
-from codl.measure.devices_at_work import DeviceNews
+from codl.jobs.collect import Collect, CollectRun
+from codl.measure.devices_at_work import DeviceStatus
 from codl.report.text_table import Table
 
 #: Why a collection ended.
@@ -18,6 +19,7 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
+    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 
@@ -27,11 +29,8 @@ def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = No
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
 
-    It ends when more would change no plan. Whole ops come first, and what --similar and --batch ask
-    for. Then, with every fifth more measurements, predictors are trained and those of --models
-    are planned; where it names none, the built-in ones. Plans that take at most --tolerance longer
-    than new ones are unchanged. After three looks in a row without a change it is over. --all
-    measures everything, --budget for a fixed time, --samples a fixed number.
+    It ends when everything is measured, with --budget after a fixed time, and with --samples after
+    a fixed number of measurements.
 
     --budget is of all that the command does: reading models, tuning, measuring, and the last look.
     With it, whole ops come first, then their parts, then similar ops. One of two measurements
@@ -55,8 +54,7 @@ def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = No
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
-    codl collect --soc host --serial local --resume --models yolov2 --tolerance 1
-    codl collect --soc host --serial local --resume --all
+    codl collect --soc host --serial local --resume --models yolov2
     codl collect --soc host --serial local --resume --budget 10m
     codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
@@ -68,13 +66,13 @@ def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = No
     run.check()
 
 
-def _lines(standing: Standing) -> RenderableType:
-    """A line for plans, where they end the collection, and one for each of several devices."""
+def _lines(devices: Sequence[DeviceStatus]) -> RenderableType:
+    """A line for each of several devices."""
     grid = Table.grid(padding=(0, 2))
-    for device in standing.devices if len(standing.devices) > 1 else ():
+    for device in devices if len(devices) > 1 else ():
         again = f"tried again in {device.retry_s:.0f} s" if device.state == "away" else ""
         grid.add_row(Text(device.serial), device.state, f"{device.measured} measurements", again)
-    return Group(Text(standing.plans.describe()), grid) if standing.plans else grid
+    return grid
 
 
 def _table(run: CollectRun) -> RenderableType:
@@ -90,10 +88,8 @@ def _table(run: CollectRun) -> RenderableType:
         table.add_row(f"t_{name}.csv", str(len(rows.read())), *accuracy)
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
-    settled = "more would change no plan" if run.plans else "accuracy has settled"
-    stopped = settled if done.stopped == "settled" else STOPPED[done.stopped]
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
+        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
         f"{done.again} measured twice"
     )
@@ -110,7 +106,7 @@ def _table(run: CollectRun) -> RenderableType:
     return table
 
 
-def _line(device_news: DeviceNews) -> str:
+def _line(device_news: DeviceStatus) -> str:
     """What became of one of several devices."""
     lost = f", lost {device_news.lost} times" if device_news.lost else ""
     problem = (

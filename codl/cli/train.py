@@ -32,7 +32,6 @@ def train_predictors(
     codl train --soc host --no-evaluate
     codl train --soc host --budget 5m
     codl train --soc host --predictor codl --seeds 3
-    codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
     trained = job.run()

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluation.ui_bench import TURNS, UiRow
-from codl.evaluation.ui_bench import bench_ui as draw_beside
+from codl.evaluation.benchmarks import TURNS, UiRow, Window, summary, sustain
+from codl.evaluation.benchmarks import bench_ui as draw_beside
 from codl.ir import Op, to_text
 from codl.jobs import options as opt
 from codl.jobs.job import Job
@@ -21,7 +21,6 @@ from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import ELSEWHERE
-from codl.measure.sustained import Window, summary, sustain
 from codl.measure.tasks import load_ops
 from codl.measure.timing import Protocol
 from codl.records.gpu_limits import UNLIMITED, GpuLimits

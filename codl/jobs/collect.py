@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from codl.errors import CodlError, DeviceError, InterruptedCommandError
-from codl.evaluation.plan_convergence import TOLERANCE, PlanConvergence
 from codl.frontend.models import MEASURED
-from codl.ir import Network, Op
+from codl.ir import Op
 from codl.jobs import options as opt
 from codl.jobs.job import Job, Reporter, function
 from codl.jobs.model import controlled
@@ -21,17 +19,16 @@ from codl.kernels.tuning import Tuning
 from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C, LONGEST_S, tuning_file
 from codl.measure.budget import GRACE_S, Budget
-from codl.measure.collector import Chooser, Collected
+from codl.measure.collector import Collected
 from codl.measure.collector import collect as collect_tasks
 from codl.measure.dataset import Dataset
 from codl.measure.dataset_writer import check_is_new
-from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import Scope, wholes_first, within
+from codl.measure.devices_at_work import DeviceStatus
+from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
-from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_sources
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_ops
 from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
 from codl.records.soc import Soc
-from codl.strategies import Context
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
 from codl.targets.detect import load_measured
@@ -102,19 +99,6 @@ BatchesOption = Annotated[
 SamplesOption = Annotated[
     int | None, option("--samples", least=1, help="Stop after this many measurements.")
 ]
-AllOption = Annotated[
-    bool, option("--all", help="Measure everything, however little plans change by it.")
-]
-ToleranceOption = Annotated[
-    float | None,
-    option(
-        "--tolerance",
-        least=0,
-        most=100,
-        help="Percent by which a plan may take longer than a newer one and still count as "
-        f"unchanged; {100 * TOLERANCE:g} by default.",
-    ),
-]
 ResumeOption = Annotated[
     bool, option("--resume", help="Add to the dataset that is there, and measure what it lacks.")
 ]
@@ -130,7 +114,7 @@ TuneOption = Annotated[
 
 @dataclass(frozen=True)
 class Agenda:
-    """The tasks of a collection in their order, and what chooses among them: at most one of two.
+    """The tasks of a collection in their order, and the learner that chooses among them.
 
     Measuring takes `time_s` seconds at most.
     """
@@ -138,11 +122,6 @@ class Agenda:
     tasks: Sequence[Task]
     time_s: float | None = None
     learner: ActiveLearner | None = None
-    plans: PlanConvergence | None = None
-
-    @property
-    def chooser(self) -> Chooser | None:
-        return self.learner or self.plans
 
     def answered_by(self, replay: Target, reporter: Reporter) -> Agenda:
         """The same of the tasks that a replay has rows of; notes the number of the others."""
@@ -152,14 +131,7 @@ class Agenda:
                 f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
                 "them"
             )
-        plans = replace(self.plans, total=len(tasks)) if self.plans else None
-        return replace(self, tasks=tasks, plans=plans)
-
-
-def _built_in() -> list[Network]:
-    from codl.frontend.convert import load_structure  # ops of a table need no ONNX
-
-    return [load_structure(name) for name in MEASURED]
+        return replace(self, tasks=tasks)
 
 
 @dataclass(frozen=True)
@@ -169,12 +141,10 @@ class CollectRun:
     dataset: Dataset
     done: Collected
     expected: dict[str, Any] | None = None
-    plans: PlanConvergence | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `codl collect --json` holds."""
-        plans = self.plans.to_json() if self.plans else None
-        return {**asdict(self.done), "expected": self.expected, "plans": plans}
+        return {**asdict(self.done), "expected": self.expected}
 
     def check(self) -> None:
         """Raise `CodlError` where a device ended it."""
@@ -182,23 +152,15 @@ class CollectRun:
             raise CodlError(f"{self.done.reason} All rows so far are kept, and --resume goes on.")
 
 
-@dataclass
-class Standing:
-    """How it stands with the plans and with each device, while a collection goes on."""
-
-    plans: PlanConvergence | None = None
-    devices: Sequence[DeviceNews] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Collect(Job):
     """Measure ops in every kernel variant of both processors, and what data sharing costs.
 
     `ops` may name models, too. Without `models` and `ops` the built-in ones are measured, and some
-    ops of attention. Several serials are devices of the same SoC that share the work; `shown` makes
-    what progress is shown with. Raises `CodlError` for options that contradict each other and for
-    files that are not there, `DeviceError` where no device is left, and `InterruptedCommandError`
-    at Ctrl-C; all rows so far are kept, and `resume` goes on.
+    ops of attention. Several serials are devices of the same SoC that share the work. Progress is
+    shown with what `shown` makes of the state of each device. Raises `CodlError` for an invalid
+    limit or a missing model or file, `DeviceError` where no device is left, and
+    `InterruptedCommandError` at Ctrl-C; all rows so far are kept, and `resume` goes on.
 
     >>> codl.collect("host", budget_s=600).expected
     """
@@ -212,8 +174,6 @@ class Collect(Job):
     batches: BatchesOption = ()
     budget_s: opt.BudgetOption = None
     samples: SamplesOption = None
-    everything: AllOption = False
-    tolerance: ToleranceOption = None
     precision: opt.PrecisionOption = None
     resume: ResumeOption = False
     tune: TuneOption = True
@@ -221,22 +181,13 @@ class Collect(Job):
     cool_down_s: opt.CoolDownOption = LONGEST_S
     hot_c: opt.HotOption = HOT_C
     output: opt.ToDatasetsOption = DATASETS
-    shown: Callable[[Standing], Any] | None = None
+    shown: Callable[[Sequence[DeviceStatus]], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise `CodlError` for options that contradict each other."""
+        """Raise `CodlError` for a budget of no time."""
         super().__post_init__()
         if self.budget_s is not None and self.budget_s <= 0:
             raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
-        ends = {"--budget": self.budget_s, "--samples": self.samples, "--all": self.everything}
-        names = [name for name, value in ends.items() if value not in (None, False)]
-        if self.everything and len(names) > 1:
-            raise CodlError(f"--all measures everything: leave out {names[0]}.")
-        if self.tolerance is not None and names:
-            raise CodlError(
-                f"--tolerance is of plans that end a collection, which {names[0]} does instead: "
-                "leave out one of the two."
-            )
 
     @property
     def serials(self) -> tuple[str, ...]:
@@ -251,57 +202,50 @@ class Collect(Job):
     def wanted_shares(self) -> Sequence[float]:
         return self.shares or (SHARES if self.budget_s is None else FEW_SHARES)
 
-    @property
-    def ends_by_plans(self) -> bool:
-        return self.budget_s is None and self.samples is None and not self.everything
-
     def run(self) -> CollectRun:
-        """Measure until the budget, the samples, the plans or the tasks are at their end."""
+        """Measure until the budget, the samples or the tasks are at their end."""
         time = Budget(self.budget_s)
         soc = _described(self.soc, self.serials, self.precision)
         dataset, replay = Dataset.of(soc.name, self.output), _replay(self.serials, soc)
-        scope, networks = self._scope(dataset)
+        scope = self._scope(dataset)
         tuning = tuning_file.read(_recorded(replay) or dataset, soc)
         if self.tune and replay is None:
             tuning = _tuned_briefly(self, dataset, soc, scope.ops, tuning, time)
         # The time of a replay is that of its rows.
         left_s = None if time.seconds is None else max(LEAST_S, time.left_s)
         budget_s = self.budget_s if replay else left_s
-        agenda = self.agenda(scope, networks, soc, dataset, tuning, budget_s)
+        agenda = self.agenda(scope, soc, dataset, tuning, budget_s)
         if replay is not None:
             agenda = agenda.answered_by(replay, self.reporter)
         done = _measured(self, agenda, soc, dataset, tuning)
         if replay is not None and tuning.results:
             tuning_file.add(dataset, soc, tuning.results.values())
         expected = agenda.learner.expected() if agenda.learner else None
-        return CollectRun(dataset, done, expected, agenda.plans)
+        return CollectRun(dataset, done, expected)
 
-    def _scope(self, dataset: Dataset) -> tuple[Scope, list[Network]]:
-        """The ops to measure, and the networks that are named."""
+    def _scope(self, dataset: Dataset) -> TaskFilter:
+        """The tasks to measure; refuses a dataset that is there, unless it resumes."""
         sources = self.sources or MEASURED
         check_sources(sources)
         if not self.resume:
             check_is_new(dataset)  # before models are read, which takes longer
-        ops, networks = load_sources(sources)
-        scope = Scope(
-            ops=ops,
+        return TaskFilter(
+            ops=load_ops(sources),
             similar=self.similar,
             batches=tuple(dict.fromkeys(self.batches)),
             shares=self.wanted_shares,
             others=not self.sources,
         )
-        return scope, list(networks)
 
     def agenda(
         self,
-        scope: Scope,
-        networks: Sequence[Network],
+        scope: TaskFilter,
         soc: Soc,
         dataset: Dataset,
         tuning: Tuning,
         budget_s: float | None = None,
     ) -> Agenda:
-        """The tasks in their order; plans that end it are of `networks`, or of built-in models."""
+        """With a budget a learner chooses; without, everything is measured."""
         if budget_s is not None:
             from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
 
@@ -309,18 +253,7 @@ class Collect(Job):
             tasks, tiers = within(budget_s - last_s, scope, soc)
             learner = ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
             return Agenda(tasks, budget_s - last_s, learner)
-        if not self.ends_by_plans:
-            return Agenda(all_tasks(scope, soc))
-        tasks, tiers = wholes_first(scope, soc)
-        plans = PlanConvergence(
-            models=lambda: networks or _built_in(),
-            context=Context(soc, tuning),
-            dataset=dataset,
-            tiers=tiers,
-            total=len(tasks),
-            tolerance=TOLERANCE if self.tolerance is None else self.tolerance / 100,
-        )
-        return Agenda(tasks, plans=plans)
+        return Agenda(all_tasks(scope, soc))
 
 
 collect = function(Collect)
@@ -330,11 +263,13 @@ def _measured(
     job: Collect, agenda: Agenda, soc: Soc, dataset: Dataset, tuning: Tuning
 ) -> Collected:
     """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
-    standing = Standing(agenda.plans)
-    below = None if job.shown is None else partial(job.shown, standing)
+    devices: Sequence[DeviceStatus] = ()
+    shown = job.shown
+    below = None if shown is None else lambda: shown(devices)
 
-    def watch(news: Sequence[DeviceNews]) -> None:
-        standing.devices = news
+    def watch(news: Sequence[DeviceStatus]) -> None:
+        nonlocal devices
+        devices = news
 
     with ExitStack() as opened:
         targets = {name: opened.enter_context(closing(connect(name, soc))) for name in job.serials}
@@ -348,7 +283,7 @@ def _measured(
                 resume=job.resume,
                 budget_s=agenda.time_s,
                 samples=job.samples,
-                chooser=agenda.chooser,
+                chooser=agenda.learner,
                 progress=update,
                 watch=watch,
                 cooling=lambda device: controlled(

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.evaluation.interleaved import Evaluation, failed_row, to_json
+from codl.evaluation.interleaved import (
+    Evaluation,
+    check_peers,
+    failed_row,
+    to_json,
+    with_opencl_all,
+)
 from codl.evaluation.interleaved import evaluate as evaluate_model
-from codl.evaluation.peers import check as check_peers
-from codl.evaluation.peers import with_opencl_all
 from codl.frontend.models import check_is_there
 from codl.ir import Network
 from codl.ir.environment import ALL, Difference, Environment, check_alike, differences

@@ -16,8 +16,7 @@ from codl import bundle, files
 from codl.bundle.archive import Archive
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnsupportedError
-from codl.evaluation.run_report import RunReport, measure
-from codl.evaluation.tracing import record
+from codl.evaluation.run_report import RunReport, measure, record
 from codl.files import BUNDLE
 from codl.jobs import options as opt
 from codl.jobs.job import function

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
 from codl.evaluation.explain import cost_of
-from codl.evaluation.run_report import RunReport, measure
-from codl.evaluation.tracing import Recording, predict, record
+from codl.evaluation.run_report import Recording, RunReport, measure, predict, record
 from codl.files import check_writable
 from codl.ir import Network
 from codl.jobs import options as opt

@@ -54,16 +54,6 @@ PredictorsOption = Annotated[
         many=True,
     ),
 ]
-LikeOption = Annotated[
-    Sequence[str],
-    option(
-        "--like",
-        help=f"Known SoCs, by name, {opt.BY_COMMAS}. Where held-out shapes gain by it, their "
-        "latencies become features, so that 100 samples of a new SoC or fewer are enough.",
-        read=opt.names_of,
-        many=True,
-    ),
-]
 EvaluateOption = Annotated[
     bool,
     option(
@@ -90,11 +80,10 @@ SeedsOption = Annotated[
 class Train(Job):
     """Train latency predictors on the dataset of a SoC, and store them.
 
-    `predictors` names some of them, by default all; `like` names known SoCs whose latencies become
-    features where held-out shapes gain by it. To `evaluate`, rows and shapes are held out, in folds
-    of `seeds` random divisions, until the budget is over; all are stored before. They are trained
-    side by side by `jobs` processes, by default one on each core. Raises `CodlError` where a SoC, a
-    predictor or data are missing.
+    `predictors` names some of them, by default all. To `evaluate`, rows and shapes are held out, in
+    folds of `seeds` random divisions, until the budget is over; all are stored before. They are
+    trained side by side by `jobs` processes, by default one on each core. Raises `CodlError` where
+    a SoC, a predictor or data are missing.
 
     >>> trained = codl.train("host")
     >>> [row.mape for row in trained.report.predictors]
@@ -103,7 +92,6 @@ class Train(Job):
     soc: opt.PlannedSocOption = field(default="host", kw_only=False)
     predictors: PredictorsOption = ()
     dataset: opt.DatasetsOption = DATASETS
-    like: LikeOption = ()
     evaluate: EvaluateOption = True
     seeds: SeedsOption = 1
     budget_s: BudgetOption = None
@@ -118,7 +106,6 @@ class Train(Job):
         budget = Budget(self.budget_s)
         workers = opt.workers_of(self.jobs, self.dask, usual=len(os.sched_getaffinity(0)))
         described = socs.load(self.soc)
-        references = [socs.load(name) for name in self.like]
         data = Dataset.found(described.name, self.dataset)
         tuning = tuning_file.read(data, described)
         doing = "Training and holding out" if self.evaluate else "Training"
@@ -129,7 +116,6 @@ class Train(Job):
                 tuning,
                 predictors=tuple(self.predictors) or tuple(ESTIMATORS),
                 folder=self.output,
-                like=[(other, Dataset.found(other.name, self.dataset)) for other in references],
                 evaluate=self.evaluate,
                 seeds=self.seeds,
                 workers=workers,

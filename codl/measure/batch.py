@@ -1,8 +1,7 @@
-"""A batch of tasks, measured on the target in one go; what comes of it is judged by the collector.
+"""A batch of tasks, measured on the target in one call; the collector judges the result.
 
-Everything whose timing matters happens here: kernels are compiled ahead, tasks are built until
-there is enough for a batch's time, and then all take turns with the anchors, which show whether the
-machine was as fast as usual.
+Kernels are compiled ahead, and tasks are built until there are enough for a batch's time. Then all
+take turns with the anchors, which show whether the machine was as fast as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared
-from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, deadly_row
+from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, crash_row
 from codl.measure.timing import WHOLE, AnchorTime, Effort, Rounds, Timed, TimedRun, TimedTogether
 from codl.records.results import Conditions, Latency
 from codl.records.statistic import level
@@ -83,11 +82,11 @@ class BatchResult:
     skipped_s: float = 0.0
 
 
-class CompilesAhead(Protocol):
-    """Compiles what comes next; `deadly` tasks took a process down, with what is known of it."""
+class PrecompilePool(Protocol):
+    """Compiles the kernels of the next tasks; `crashing_tasks` gives the reason of each crash."""
 
     @property
-    def deadly(self) -> Mapping[Task, str]: ...
+    def crashing_tasks(self) -> Mapping[Task, str]: ...
 
     @property
     def is_used(self) -> bool: ...
@@ -95,43 +94,36 @@ class CompilesAhead(Protocol):
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
 
 
-class Watcher(Protocol):
-    """Told what is going on, so that it is known what a process died of, and what it left.
+@dataclass(frozen=True)
+class BatchListener:
+    """Called while a batch is measured, so that it is known which task a process died of.
 
-    `measured` gets each row once, as soon as it is whole.
+    `building` gets the index of a task, and `measured` each row once, as soon as it is whole.
     """
 
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
-
-
-class Unwatched:
-    """A watcher that does not care: this process sees for itself."""
-
-    def building(self, index: int) -> None: ...
-    def timing(self) -> None: ...
-    def measured(self, measurement: Measurement) -> None: ...
+    building: Callable[[int], object] = lambda index: None
+    timing: Callable[[], object] = lambda: None
+    measured: Callable[[Measurement], object] = lambda measurement: None
 
 
 class BatchRunner:
-    """Measures the batches of one run; the anchors are built once, `read` tells the conditions."""
+    """Measures the batches of one run; anchors are built once, `read` reads the conditions."""
 
-    def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
+    def __init__(self, bench: Bench, ahead: PrecompilePool, read: Callable[[], Conditions]) -> None:
         self._bench, self._ahead, self._read = bench, ahead, read
 
     @cached_property
     def _anchors(self) -> list[Prepared]:
         return drift.prepare(self._bench)
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
-        """Build the first tasks and let them take turns, in a batch's time or what is left."""
+    def measure(self, batch: MeasureBatch, listener: BatchListener) -> BatchResult:
+        """Build the first tasks and time them in turns, in a batch's time or the time left."""
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         first = (*drift.tasks_of(self._bench.soc), *batch.tasks)
         self._ahead.compile(first, batch.tuning, seconds)
         readings = [self._read()]
-        prepared, done = self._prepare(batch, seconds, watcher)
+        prepared, done = self._prepare(batch, seconds, listener)
 
         def look() -> None:
             readings.append(self._read())
@@ -139,7 +131,7 @@ class BatchRunner:
         look()
         for anchor in self._anchors:
             anchor.timed.taken_s.clear()
-        watcher.timing()
+        listener.timing()
         timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
         timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
@@ -148,27 +140,28 @@ class BatchRunner:
             is_disturbed = self._is_disturbed(batch, [item])
             row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
             done.append(Measurement(item.task, row.under(meanwhile), is_disturbed))
-            watcher.measured(done[-1])
+            listener.measured(done[-1])
         anchors = tuple(drift.row_of(anchor).under(meanwhile) for anchor in self._anchors)
         return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
-        """Whether the anchors of a processor that some of these ran on do not agree."""
+        """Whether the anchors of a processor that these tasks use scatter too far."""
         used = {processor for item in prepared for processor in processors_of(item.task)}
         drifts = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
         return any(drifts[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
 
     def _drift(self, batch: MeasureBatch, task: Task) -> float:
-        """How many times slower what a task ran on was; in the mean where that is both sides."""
+        """How many times slower a task's processors were; the mean of both if it uses both."""
         sides = processors_of(task)
         return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
     def _prepare(
-        self, batch: MeasureBatch, seconds: float, watcher: Watcher
+        self, batch: MeasureBatch, seconds: float, listener: BatchListener
     ) -> tuple[list[Prepared], list[Measurement]]:
-        """Build tasks until there is enough for `seconds`, or for the memory.
+        """Build tasks until they fill `seconds` or the memory.
 
-        Those that are ready, and the rows of those that failed or are done; deadly ones fail.
+        Returns the tasks that are ready, and the rows of tasks that failed. Tasks that crash a
+        process become failed rows.
         """
         prepared: list[Prepared] = []
         done: list[Measurement] = []
@@ -185,20 +178,20 @@ class BatchRunner:
             if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
-            watcher.building(index)
-            deadly = self._ahead.deadly.get(task)
-            built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
+            listener.building(index)
+            crash = self._ahead.crashing_tasks.get(task)
+            built = crash_row(task, batch.run, crash) if crash else self._bench.prepare(task)
             if isinstance(built, Prepared):
                 prepared.append(built)
                 planned += built.timed.seconds
             else:
                 done.append(Measurement(task, built.under(self._read())))
-                watcher.measured(done[-1])
+                listener.measured(done[-1])
         return prepared, done
 
 
 def processors_of(task: Task) -> tuple[Processor, ...]:
-    """Those whose speed a task's latency depends on."""
+    """The processors that a task's latency depends on."""
     return (task.processor,) if isinstance(task, OpTask | BatchTask) else PROCESSORS
 
 
@@ -222,9 +215,9 @@ def time_together(
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
-    """Time all in turns; what fails leaves, with its reason.
+    """Time several runs in turns; one that fails is left out, with its reason.
 
-    Anchors are visited once a round, and `read` tells the machine's conditions.
+    Anchors are visited once a round, and `read` reads the machine's conditions.
     """
     failed: dict[str, CodlError] = {}
     readings = [] if read is None else [read()]

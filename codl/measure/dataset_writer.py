@@ -12,9 +12,9 @@ from codl.errors import CodlError, MismatchError
 from codl.ir.environment import Environment, check_alike, differences
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
-from codl.measure.devices_at_work import Measures, Reached
+from codl.measure.devices_at_work import ConnectedDevice, MeasuringTarget
 from codl.measure.drift import Anchors, by_processor, calibration
-from codl.measure.tasks import DEADLY, Task
+from codl.measure.tasks import NEVER_AGAIN, Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
@@ -75,7 +75,13 @@ class RunLog:
     """
 
     def __init__(
-        self, dataset: Dataset, target: Measures, rounds: Rounds, tuning: Tuning, *, resume: bool
+        self,
+        dataset: Dataset,
+        target: MeasuringTarget,
+        rounds: Rounds,
+        tuning: Tuning,
+        *,
+        resume: bool,
     ) -> None:
         self._dataset, self._soc = dataset, target.soc
         self._origin = _origin(target, rounds)
@@ -84,7 +90,7 @@ class RunLog:
         self._own: dict[str, Anchors] = {}
         open_manifest(dataset, self._soc, self._source, resume=resume)
 
-    def begin(self, serial: str, reached: Reached) -> str:
+    def begin(self, serial: str, reached: ConnectedDevice) -> str:
         """Note a new run of a device as it is now; returns its name.
 
         Raises `MismatchError` where runs before it were measured otherwise.
@@ -140,14 +146,17 @@ class RunLog:
 def _done(rows: Sequence[Row]) -> set[Any]:
     """The keys of rows that no other run measures again."""
     failures = Counter(row.key for row in rows if row.status == "failed")
-    return {row.key for row in rows if _is_final(row) or failures[row.key] >= TRIES}
+    return {
+        row.key
+        for row in rows
+        if row.status == "ok"
+        or row.source == "replayed"
+        or row.reason.endswith(NEVER_AGAIN)
+        or failures[row.key] >= TRIES
+    }
 
 
-def _is_final(row: Row) -> bool:
-    return row.status == "ok" or row.source == "replayed" or row.reason.endswith(DEADLY)
-
-
-def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:
+def _origin(target: MeasuringTarget, rounds: Rounds) -> dict[str, Any]:
     """What a manifest says of where a run's latencies are from.
 
     Raises `MismatchError` where the SoC is not placed as it is described.

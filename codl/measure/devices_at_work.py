@@ -1,17 +1,17 @@
 """The devices of a collection: each works by itself, may go away, and may come back.
 
-One device works in the thread that collects, several in a thread each. What they give is taken by
-the thread that collects alone, so nothing here is locked.
+One device works in the thread that collects, several in a thread each. The thread that collects
+takes all results, so nothing here is locked.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.environment import Environment
@@ -25,12 +25,11 @@ from codl.records.soc import Soc
 
 #: Seconds until a device that went away is tried again: at first, doubled each time, and at most.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
-class Measures(Protocol):
-    """What of a target collecting needs."""
+class MeasuringTarget(Protocol):
+    """The part of a target that a collection uses."""
 
     @property
     def serial(self) -> str: ...
@@ -62,26 +61,26 @@ class Measures(Protocol):
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-#: What waits while a target is hot; asked for once, when the target was first reached.
-Cooling: TypeAlias = Callable[[Measures], CoolDown]
-#: Where and how a target measures, as far as somebody tells; asked for when it is reached.
-Tells: TypeAlias = Callable[[Measures], Environment | None]
+#: Makes what waits while a target is hot; called once, when the target is first reached.
+Cooling: TypeAlias = Callable[[MeasuringTarget], CoolDown]
+#: Reads where and how a target measures; called when it is reached.
+EnvironmentReader: TypeAlias = Callable[[MeasuringTarget], Environment | None]
 
 
-def cool_down(target: Measures) -> CoolDown:
+def cool_down(target: MeasuringTarget) -> CoolDown:
     """With the usual limits."""
     return CoolDown(target.conditions)
 
 
-def untold(target: Measures) -> None:
-    """Nobody tells."""
+def no_environment(target: MeasuringTarget) -> None:
+    """Default: no environment is recorded."""
 
 
 class Clock:
     """Time that passes, and waiting for it."""
 
     def now(self) -> float:
-        """Seconds, by a clock that nobody sets."""
+        """Seconds, by a clock that is never set."""
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
@@ -95,25 +94,13 @@ class Clock:
 SYSTEM_CLOCK = Clock()
 
 
-class Here(Executor):
-    """Works in the thread that asks."""
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        done: Future[T] = Future()
-        try:
-            done.set_result(work(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
 class LowBatteryError(DeviceError):
     """A device is left alone because its battery runs out."""
 
 
 @dataclass(frozen=True)
-class Reached:
-    """A target that answers: its clocks, how it is, and what waits while it is hot."""
+class ConnectedDevice:
+    """A target that answers: its clocks and conditions, and what waits while it is hot."""
 
     clock_mhz: Mapping[str, float]
     now: Conditions
@@ -122,7 +109,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class DeviceNews:
+class DeviceStatus:
     """The state of a device, with the number of tasks `measured` and of times that it was `lost`.
 
     `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
@@ -141,12 +128,13 @@ class DeviceNews:
 class Device:
     """A device of a collection; it has a `run` once it was reached."""
 
-    target: Measures
-    worker: Executor
+    target: MeasuringTarget
+    #: Where it works; None for the thread that collects.
+    worker: ThreadPoolExecutor | None
     #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
-    tells: Tells = untold
+    tells: EnvironmentReader = no_environment
     #: Whether others measure for the same dataset, so that it must be just like them.
     has_others: bool = False
     run: str = ""
@@ -172,16 +160,27 @@ class Device:
         return self.target.serial
 
     def join(self, left_s: float) -> None:
-        """Reach it in what is left of the time, and see whether it is what it should be."""
-        self.state, self.job = "joining", self.worker.submit(self._reached, left_s)
+        """Connect in the time that is left, and check that the device is the SoC."""
+        self.state = "joining"
+        self._begin(lambda: self._reached(left_s))
 
-    def _reached(self, left_s: float) -> Reached:
+    def _begin(self, work: Callable[[], object]) -> None:
+        if self.worker is not None:
+            self.job = self.worker.submit(work)
+            return
+        self.job = Future()
+        try:
+            self.job.set_result(work())
+        except Exception as error:
+            self.job.set_exception(error)
+
+    def _reached(self, left_s: float) -> ConnectedDevice:
         with self.target.within(left_s + GRACE_S):
             if self.has_others:
                 _check_soc(self.target)
             cooling = self.cooling or self.cools(self.target)
             now = self.target.conditions()
-            return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
+            return ConnectedDevice(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
 
     def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
         """Measure once it is cool, unless less than `least_s` seconds are left then."""
@@ -197,10 +196,15 @@ class Device:
             with self.target.within(left + GRACE_S):
                 return self.target.measure(replace(batch, left_s=left))
 
-        self.job = self.worker.submit(work)
+        self._begin(work)
+
+    def close(self) -> None:
+        """Leave its job; a worker ends behind it."""
+        if self.worker is not None:
+            self.worker.shutdown(wait=False, cancel_futures=True)
 
     def works(self) -> None:
-        """It is there for sure; opening it alone may succeed where measuring does not."""
+        """It has measured something; some devices can be opened and cannot measure."""
         self.has_worked, self.tries = True, 0
 
     def goes_away(self, problem: Exception, now: float) -> None:
@@ -211,27 +215,30 @@ class Device:
         self.tries += 1
         self.state, self.problem, self.retry_at = "away", problem, now + pause
 
-    def news(self, now: float) -> DeviceNews:
+    def news(self, now: float) -> DeviceStatus:
         problem = "" if self.problem is None else str(self.problem)
         retry_s = max(0.0, self.retry_at - now) if self.state == "away" else 0.0
-        return DeviceNews(
+        return DeviceStatus(
             self.serial, self.state, self.run, self.measured, self.lost, problem, retry_s
         )
 
 
 def devices_of(
-    targets: Sequence[Measures], most: int, cools: Cooling, tells: Tells = untold
+    targets: Sequence[MeasuringTarget],
+    most: int,
+    cools: Cooling,
+    tells: EnvironmentReader = no_environment,
 ) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
-        return [Device(targets[0], Here(), most, cools, tells)]
+        return [Device(targets[0], None, most, cools, tells)]
     return [
         Device(target, ThreadPoolExecutor(1, target.serial), most, cools, tells, has_others=True)
         for target in targets
     ]
 
 
-def _check_soc(target: Measures) -> None:
+def _check_soc(target: MeasuringTarget) -> None:
     """Raise `MismatchError` where a target is not the SoC that it should be, in what matters."""
     soc, identity, cpu = target.soc, target.open(), target.describe().cpu.name
     wanted = {"OpenCL device": soc.gpu.name, "driver": soc.gpu.driver, "CPU": soc.cpu.name}

@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import rich.table
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
@@ -24,9 +24,10 @@ ENDLESS = 10_000
 
 
 class Table(rich.table.Table):
-    """A table that keeps its headers, and leaves out columns where there is no room for all words.
+    """A table with columns that go, the first of them first, where not all words have room.
 
-    `spare` are the headers of the columns that go, the first of them first; the caption names them.
+    `spare` are the headers of those columns; the caption says which are gone. Only where even that
+    is not enough are words broken, the longest first and none of the header, and nothing is lost.
     """
 
     def __init__(self, *headers: str, spare: Sequence[str] = (), **how: Any) -> None:
@@ -35,31 +36,58 @@ class Table(rich.table.Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(max_width=ENDLESS)
-
-        def least(*cells: RenderableType) -> int:
-            return max(Measurement.get(console, wide, cell).minimum for cell in cells)
-
-        def fit(columns: Sequence[rich.table.Column]) -> bool:
-            room = options.max_width - BETWEEN * len(columns) - OUTER
-            return sum(least(column.header, *column.cells) for column in columns) <= room
-
-        columns, gone = list(self.columns), list[str]()
+        columns, gone = list(self.columns), []
         for header in self.spare:
-            if fit(columns):
+            least = sum(_measured(console, wide, column).minimum for column in columns)
+            if least <= _room(columns, options):
                 break
             gone += [header for column in columns if str(column.header) == header]
             columns = [column for column in columns if str(column.header) != header]
-        shown, is_whole = copy(self), fit(columns)
-        widths = [least(c.header, *(c.cells if is_whole else ())) for c in columns]
+        shown = copy(self)
+        widths = _widths(console, wide, columns, _room(columns, options))
         shown.columns = [
-            replace(column, _index=at, min_width=width, overflow="fold")
+            replace(column, _index=at, width=width, overflow="fold")
             for at, (column, width) in enumerate(zip(columns, widths, strict=True))
         ]
         if gone:
-            names = ", ".join(" ".join(header.split()) for header in gone)
-            line = f"Hidden columns: {names} (widen the terminal or use --json)."
-            shown.caption = f"{self.caption}\n{line}" if self.caption else line
+            shown.caption = _caption(self.caption, gone)
         yield from rich.table.Table.__rich_console__(shown, console, options)
+
+
+def _caption(caption: Any, gone: Sequence[str]) -> str:
+    names = ", ".join(" ".join(header.split()) for header in gone)
+    line = f"Hidden columns: {names} (widen the terminal or use --json)."
+    return f"{caption}\n{line}" if caption else line
+
+
+def _room(columns: Sequence[rich.table.Column], options: ConsoleOptions) -> int:
+    return options.max_width - BETWEEN * len(columns) - OUTER
+
+
+def _measured(console: Console, options: ConsoleOptions, column: rich.table.Column) -> Measurement:
+    sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+    longest = max(size.maximum for size in sizes)
+    return Measurement(longest if column.no_wrap else max(s.minimum for s in sizes), longest)
+
+
+def _widths(
+    console: Console, options: ConsoleOptions, columns: Sequence[rich.table.Column], room: int
+) -> list[int]:
+    """What columns get: their longest lines, else words, else headers, as far as there is room."""
+    sizes = [_measured(console, options, column) for column in columns]
+    headers = [Measurement.get(console, options, column.header).minimum for column in columns]
+    widths = [max(1, width) for width in headers]
+    for wanted in ([s.minimum for s in sizes], [s.maximum for s in sizes]):
+        limit = max(wanted, default=0)
+        while limit and sum(_up_to(limit, widths, wanted)) > room:
+            limit -= 1
+        widths = _up_to(limit, widths, wanted)
+    return widths
+
+
+def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """What is wanted but no more than a limit, and no less than what it has."""
+    return [max(width, min(most, limit)) for width, most in zip(widths, wanted, strict=True)]
 
 
 NONE = "\N{EN DASH}"

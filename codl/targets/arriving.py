@@ -15,7 +15,7 @@ import msgspec
 
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
-from codl.measure.batch import MeasureBatch, Measurement, Unwatched, Watcher
+from codl.measure.batch import BatchListener, MeasureBatch, Measurement
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.tasks import Task
 from codl.runtime.connection import FrameError
@@ -74,7 +74,7 @@ class Arriving:
     """What an agent has done of a batch when it was last heard of; `watcher` is told, too."""
 
     batch: MeasureBatch
-    watcher: Watcher = field(default_factory=Unwatched)
+    watcher: BatchListener = field(default_factory=BatchListener)
     rows: dict[int, Measurement] = field(default_factory=dict)
     built: list[int] = field(default_factory=list)
     is_timing: bool = False
@@ -115,25 +115,25 @@ class Arriving:
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
     """The row of a task, of what a device sent; raises `FrameError` where it is none."""
-    blank = replace(task.blank, run=run)
+    row_template = replace(task.row_template, run=run)
     try:
-        row: Row = msgspec.convert(content, type(blank))
+        row: Row = msgspec.convert(content, type(row_template))
     except msgspec.ValidationError as error:
         raise FrameError(f"It sent a row that is none: {error}.") from error
     for name in (column.name for column in fields(row)):
-        value, asked = getattr(row, name), getattr(blank, name)
+        value, asked = getattr(row, name), getattr(row_template, name)
         if isinstance(asked, str) and asked and name != "status" and value != asked:
             raise FrameError(f"It sent a row whose {name} is {value!r}, where {asked!r} was asked.")
         if isinstance(value, float) and not isfinite(value):
             raise FrameError(f"It sent a row whose {name} is {value}.")
-    if row.key != blank.key:
-        raise FrameError(f"It sent the row of {row.key}, where {blank.key} was asked.")
+    if row.key != row_template.key:
+        raise FrameError(f"It sent the row of {row.key}, where {row_template.key} was asked.")
     if row.status == "ok" and not row.latency_ms > 0:
         raise FrameError(f"It sent a latency of {row.latency_ms} ms, which must be positive.")
     lists = row.list_fields
     own_words: Any = {name: plain(value, MOST_LISTED if name in lists else MOST_LETTERS)
                       for name, value in vars(row).items()
-                      if isinstance(value, str) and not getattr(blank, name)}  # fmt: skip
+                      if isinstance(value, str) and not getattr(row_template, name)}  # fmt: skip
     return replace(row, **own_words)
 
 

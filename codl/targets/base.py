@@ -36,15 +36,20 @@ if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.plan import Plan
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchResult, BatchRunner, CompilesAhead, MeasureBatch, Watcher
+    from codl.measure.batch import (
+        BatchListener,
+        BatchResult,
+        BatchRunner,
+        MeasureBatch,
+        PrecompilePool,
+    )
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.facts import Fact
     from codl.measure.tasks import Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
-    from codl.measure.ui_frames import Drawn
-    from codl.measure.ui_probe import UiProbe
+    from codl.measure.ui_frames import Drawn, UiProbe
     from codl.records.results import Conditions
     from codl.records.soc import PowerW
     from codl.records.tuned import BenchRow, Refused, Tuned
@@ -283,9 +288,9 @@ class Target:
     # Measuring.
 
     @question(None)
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         """Measure some tasks; a task that takes a process down is told in the result."""
-        from codl.measure.batch import BatchRunner, Unwatched
+        from codl.measure.batch import BatchListener, BatchRunner
         from codl.measure.runner import Bench
 
         how = (batch.run, batch.rounds, batch.tuning)
@@ -293,7 +298,7 @@ class Target:
             if self._runner is None or self._runner[0] != how:
                 bench = Bench(device, *how)
                 self._runner = how, BatchRunner(bench, self._workers, self._machine.read)
-            return self._runner[1].measure(batch, watcher or Unwatched())
+            return self._runner[1].measure(batch, watcher or BatchListener())
 
     @question(None)
     def tune(
@@ -347,7 +352,7 @@ class Target:
     @question(lambda asked: 60.0 + 4 * asked["seconds"])
     def power(self, seconds: float) -> PowerW:
         """Watts while nothing works, one processor alone, and both, each over `seconds`."""
-        from codl.measure.power import measure_power
+        from codl.measure.facts import measure_power
         from codl.runtime.sensors import find_sensors
 
         with self._measuring() as device:
@@ -530,7 +535,7 @@ class Target:
         return OpenClDevice(self._local, offer)
 
     @property
-    def _workers(self) -> CompilesAhead:
+    def _workers(self) -> PrecompilePool:
         raise NotImplementedError
 
     @contextmanager
@@ -564,7 +569,7 @@ class Target:
 
     @cached_property
     def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_probe import UiProbe
+        from codl.measure.ui_frames import UiProbe
 
         return UiProbe(self._open())
 

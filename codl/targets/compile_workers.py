@@ -55,12 +55,12 @@ def needs_kernels(task: Task) -> bool:
 class CompileWorkers:
     """Up to `count` agents that compile, started when there is enough to do for them.
 
-    `deadly` are tasks on which agents died, with what is known of it: a driver that takes its
-    process down would take this one down too.
+    `crashing_tasks` are tasks at which agents died, with the reason: the driver would crash this
+    process too.
     """
 
     def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
-        self.deadly: dict[Task, str] = {}
+        self.crashing_tasks: dict[Task, str] = {}
         how = {"name": "a process", "cores": _cores(soc), "prelude": {Process.begin: (soc,)}}
         self._agents = [AgentClient(command, **how) for _ in range(count)]  # type: ignore[arg-type]
         self._done: set[Task] = set()
@@ -93,7 +93,7 @@ class CompileWorkers:
     def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
         """Compile one task after the other; what cannot open its device is done without.
 
-        A task on which several agents died is deadly.
+        A task at which several agents died is a crashing task.
         """
         try:
             agent.ask(Target.open)
@@ -109,7 +109,9 @@ class CompileWorkers:
                 if self._deaths[task] < DEATHS:
                     left.appendleft(task)
                     continue
-                self.deadly[task] = f"{DEATHS} processes died while it was compiled: {error}"
+                self.crashing_tasks[task] = (
+                    f"{DEATHS} processes died while it was compiled: {error}"
+                )
             except CodlError:
                 pass  # it is told where the task is measured
             self._done.add(task)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 HOST_ONLY = (
     *("__main__", "api", "bundle", "cli", "doctor", "engine", "evaluation", "frames"),
     *("frontend.models", "measure.collector", "measure.dataset_writer"),
-    *("measure.devices_at_work", "measure.images", "measure.inputs", "measure.sustained"),
+    *("measure.devices_at_work", "measure.images", "measure.inputs"),
     *("plan", "predict", "records.profile", "records.waterfall"),
     *("report", "strategies", "targets.adb", "targets.agent_archive", "targets.checks"),
     *("targets.connect", "targets.detect", "targets.device_shell", "targets.elf"),

@@ -22,7 +22,7 @@ from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import BatchResult, MeasureBatch, Unwatched, Watcher
+from codl.measure.batch import BatchListener, BatchResult, MeasureBatch
 from codl.measure.budget import GRACE_S, Budget, Progress
 from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
 from codl.measure.timing import Effort, TimedTogether
@@ -257,12 +257,12 @@ class RemoteTarget(Elsewhere):
             raise self.agent.refuse("It sent frames that are none, or drawn before others ended.")
         return drawn
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         """Measure over there; an agent that is lost meanwhile is told with what it was doing.
 
         The rows that had come by then are among what is returned.
         """
-        arriving = Arriving(batch, watcher or Unwatched())
+        arriving = Arriving(batch, watcher or BatchListener())
         sent = replace(batch, left_s=min(batch.left_s, LONGEST_S))
         try:
             anchors, conditions = self.agent.ask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from codl.measure.batch import MeasureBatch, Measurement
     from codl.measure.budget import Progress
     from codl.measure.dataset import AnchorRow
-    from codl.measure.tasks import Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.records.results import Conditions, TimeSpan
@@ -156,8 +155,13 @@ class Models:
         measured: Callable[[int, dict[str, Any], bool], None],
     ) -> tuple[tuple[AnchorRow, ...], Conditions]:
         """Measure a batch: `measured` gets each row with the index of its task, as CSV has it."""
-        watched = _Watched(batch.tasks, building, timing, measured)
-        result = self._target.measure(batch, watched)
+        from codl.measure.batch import BatchListener
+
+        def send(measurement: Measurement) -> None:
+            row = msgspec.to_builtins(measurement.row)
+            measured(batch.tasks.index(measurement.task), row, measurement.is_disturbed)
+
+        result = self._target.measure(batch, BatchListener(building, timing, send))
         return result.anchors, result.conditions
 
     @question(600.0)
@@ -202,21 +206,3 @@ class Models:
         if digest not in self._arrays:
             raise CodlError(f"The array {digest} of the executable was not sent.")
         return self._arrays[digest]
-
-
-class _Watched:
-    """Tells the other side what becomes of the tasks of a batch, and each row as it is made."""
-
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        building: Callable[[int], None],
-        timing: Callable[[], None],
-        measured: Callable[[int, dict[str, Any], bool], None],
-    ) -> None:
-        self._tasks, self._measured = tasks, measured
-        self.building, self.timing = building, timing
-
-    def measured(self, measurement: Measurement) -> None:
-        row = msgspec.to_builtins(measurement.row)
-        self._measured(self._tasks.index(measurement.task), row, measurement.is_disturbed)

@@ -1,11 +1,10 @@
 """First check of a plan against ONNX Runtime, before an engine hands out a result.
 
-A plan runs on seeded inputs, beside ONNX Runtime. Where every output is as close as the kernels of
-the plan round, and NaN and infinities lie where ONNX Runtime's do, it is right; that costs three
-inferences. Anything else is looked at with care: what the reference makes of inputs that are 1e-6
-larger says which outputs rounding decides, the references of ops say which elements the model is
-not defined on, and each op is run alone, as `codl validate` does. So an op that is wrong is told
-from a model that drifts.
+A plan and ONNX Runtime run on the same seeded inputs. The plan is right if every output differs by
+no more than its kernels round, with NaN and infinities in the same places; that costs three
+inferences. Otherwise the reference runs on inputs that are 1e-6 larger, to find outputs that
+rounding decides. The references of ops find elements on which the model is not defined. Then each
+op runs alone, as in `codl validate`, to tell a wrong op from a model that drifts.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ from codl.validate.validation import (
 
 #: Seconds for ops one by one, and for what stands in for those that are wrong.
 BUDGET_S = 300.0
-#: How much larger inputs are for a reference that shows what rounding makes of a model, and how
-#: many times farther than that a plan's outputs may be.
+#: How much larger the inputs are that show the effect of rounding, and how many times that effect a
+#: plan's outputs may be off.
 NUDGE, SPREAD = 1e-6, 10.0
 #: The reference holds the weights once more, and reading a file takes as much again.
 MEMORY = 3
@@ -120,9 +119,9 @@ def checked_engine(
 def first_check(engine: Engine, builder: EngineBuilder, source: Source) -> Engine:
     """The engine, or one in its place whose outputs are right; `checked` says how close they are.
 
-    The network was read from `source`. What was found once is remembered. Where the plan is wrong,
-    ops run in other variants, with one `CodlWarning`. Raises `WrongResultError` where that does not
-    help; of a builder that is `strict`, at once.
+    The network was read from `source`. Verdicts are cached. If the plan is wrong, ops run in other
+    variants, with one `CodlWarning`. Raises `WrongResultError` if that does not help, or at once if
+    the builder is `strict`.
     """
     network, target, begin = builder.network, builder.target, perf_counter()
     with _closed_on_error(engine):
@@ -161,23 +160,23 @@ def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | No
 
 
 class _Comparison:
-    """A model's plan beside its reference, and what helps where they disagree."""
+    """Compares a model's plan with its reference, and finds fallbacks if they disagree."""
 
     def __init__(self, model: ModelAndSource, builder: EngineBuilder, plan: Plan) -> None:
         self._model, self._builder = model, builder
         self._samples, self._right, self._by = _references(model)
         self._cosine = usual_cosine(builder.network, variants_of(plan))
-        #: How far the reference is from itself, by output, of each sample that looked wrong.
+        #: How far rounding moves the reference, by sample that looked wrong and by output.
         self._noise: dict[int, Mapping[str, Closeness]] = {}
         #: Outputs that chance decides.
         self._ignored: frozenset[str] = frozenset()
-        #: What is right of any kernels, once all ops were found right by themselves.
+        #: The error that is allowed once every op was found right by itself.
         self._least = 0.0
         #: The largest error that counted as right so far.
         self._taken = 0.0
 
     def run(self, engine: Engine) -> tuple[Engine, Checked]:
-        """The engine, or one in its place that is right, and what was found."""
+        """The engine, or one with fallbacks that is right, and the verdict."""
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
             with _closed_on_error(engine):
@@ -208,7 +207,7 @@ class _Comparison:
         )
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
-        """How close outputs are; by which plan, on which sample and by which limit they miss."""
+        """How close outputs are; and for a miss the plan, the sample and the limit."""
         seen: list[Closeness] = []
         limit = max(self._least, limit_of(engine.executable))
         # What a run gave must be there after the next.
@@ -229,9 +228,9 @@ class _Comparison:
         return is_right(close, cosine, limit)
 
     def _look_at(self, number: int) -> None:
-        """Find out which elements of a sample's outputs are not defined, and what rounding makes.
+        """Find the undefined elements of a sample's outputs, and the effect of rounding.
 
-        An output of which another run has other values is never looked at.
+        Outputs that differ between two runs of the reference are ignored.
         """
         sample, right = self._samples[number], self._right[number]
         self._noise[number] = {}
@@ -261,7 +260,7 @@ class _Comparison:
         }
 
     def _leave_out_chaos(self) -> None:
-        """Compare no output any more in samples where rounding decides what it is."""
+        """Leave out outputs, by sample, whose value rounding decides."""
         for number in range(len(self._samples)):
             if number not in self._noise:
                 self._look_at(number)
@@ -273,10 +272,10 @@ class _Comparison:
             }
 
     def _defined(self, sample: Values, right: Outputs) -> Outputs:
-        """Right outputs, masked where ONNX leaves open what they are.
+        """Reference outputs, masked where ONNX does not define them.
 
-        There an op made NaN, and a maximum behind it may drop that: ONNX Runtime does so or not by
-        the place in a tensor.
+        There an op made NaN, which a maximum behind it may drop. ONNX Runtime does so for some
+        positions in a tensor.
         """
         network = self._model.network
         is_partial = any(isinstance(x.op, Eltwise) and x.op.mode in PARTIAL for x in network.layers)
@@ -293,9 +292,9 @@ class _Comparison:
         return {name: masked(name, value) for name, value in right.items()}
 
     def _remedy(self, plan: Plan, number: int, limit: float) -> tuple[OpFallback, ...]:
-        """What is to run otherwise, nothing where every op is right by itself.
+        """The fallbacks that make the plan right; none if every op is right by itself.
 
-        Raises `WrongResultError` where that is not enough.
+        Raises `WrongResultError` if they are not enough.
         """
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
@@ -326,10 +325,10 @@ class _Comparison:
 
 
 def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str]:
-    """Samples, their right outputs, and what those are by.
+    """Samples, their reference outputs, and the name of the reference.
 
-    Values are those of images, then of both signs, and these turned: operators differ where numbers
-    are negative, and so every element is once.
+    The first sample has values as images have, the second both signs, and the third the opposite
+    signs: operators differ for negative numbers, and every element is negative once.
     """
     usual = random_inputs(model.network)
     samples: list[Values] = [model.shaped(usual)]
@@ -350,7 +349,7 @@ def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Values:
-    """A sample whose floats are others, of the same type."""
+    """A sample with changed floats of the same type."""
     return {
         name: change(value).astype(value.dtype) if value.dtype.kind == "f" else value
         for name, value in sample.items()
@@ -358,10 +357,10 @@ def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]])
 
 
 def limit_of(executable: Executable) -> float:
-    """What outputs are off by where nothing is wrong, of the largest value.
+    """The error of right outputs, as a part of the largest value.
 
-    It is less than what the least exact of its kernels may be off by: of whole models more was not
-    seen, and what one op computes wrongly others behind it make smaller.
+    It is smaller than the limit of the least exact kernel: whole models were never farther off, and
+    later ops shrink the error of a wrong one.
     """
     on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
     if "float16" in map(arithmetic_of, on_gpu):  # off by two to four times what storage costs
@@ -375,7 +374,7 @@ def limit_of(executable: Executable) -> float:
 
 
 def why_not(network: Network) -> str:
-    """Why nothing can be compared here; "" where it can."""
+    """Why nothing can be compared here; empty if it can."""
     held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
     wanted, left = MEMORY * held, memory_of().available or inf
     if wanted > left:
@@ -384,7 +383,7 @@ def why_not(network: Network) -> str:
 
 
 def wrong(network: Network, off: Closeness | str) -> WrongResultError:
-    """The error where nothing helps, with what was seen."""
+    """The error to raise if no fallback helps."""
     if isinstance(off, Closeness):
         off = f"Cosine {off.cosine:.6f}, off by {off.max_rel_err:.2g} of the largest value."
     return WrongResultError(
@@ -395,7 +394,7 @@ def wrong(network: Network, off: Closeness | str) -> WrongResultError:
 
 
 def tell(name: str, checked: Checked, *, is_new: bool) -> None:
-    """Warn of what runs otherwise than planned, and where the model itself was not compared."""
+    """Warn of fallbacks, and of models that were not compared with ONNX Runtime."""
     if told := "; ".join(map(str, checked.fallbacks)):
         text = f"{name} is right on this device only where some kernels are left out: {told}."
         warnings.warn(text, CodlWarning, stacklevel=4)

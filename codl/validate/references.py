@@ -106,7 +106,7 @@ class ModelAndSource:
         return f"{BY_ONNX_RUNTIME}{opset}"
 
     def doubt(self, reference: str) -> str:
-        """What ONNX Runtime said of the model where a reference is another one; else ""."""
+        """ONNX Runtime's complaint about the model if it is not the reference; else empty."""
         said = "" if reference == BY_ONNX_RUNTIME else next(iter(self._problems), "").rstrip(".")
         return said and f"{BY_ONNX_RUNTIME} does not run the model as it is: {said}"
 

@@ -18,7 +18,7 @@ import msgspec
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import to_text
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher, processors_of
+from codl.measure.batch import BatchListener, BatchResult, MeasureBatch, Measurement, processors_of
 from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
 from codl.measure.tasks import OpTask, SharingTask, Task, failed_row
 from codl.records import soc as socs
@@ -243,7 +243,7 @@ class ReplayTarget(Elsewhere):
         """
         return replace(self._recording.conditions, temperature_c=None, throttled=())
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         """The rows of as many tasks as were measured in the time of a batch."""
         recording, at_most = self._recording, len(batch.tasks)
         seconds = min(batch.left_s, STEPS * batch.rounds.span_s)

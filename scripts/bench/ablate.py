@@ -6,8 +6,7 @@
 Variants of the planner that plans by default (`full`: the search `dp`, the predictor `codl`, with
 every term of `codl.plan.coverage`): one term off, or another search or predictor; with
 `--cross` every term off in every search with every predictor. `--other NAME=FOLDER` is a variant by
-predictors that were trained otherwise: beside another SoC (`codl train --like`), or on rows that
-were chosen in another order.
+predictors that were trained otherwise, as on rows that were chosen in another order.
 
 For every variant and model: whether the plan runs something else, and how long it takes by the full
 model, as a ratio to the full planner's plan; and what the variant's model says of the full

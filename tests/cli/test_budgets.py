@@ -186,7 +186,6 @@ def test_no_time_at_all_is_no_budget(tmp_path: Path, soc_file: str) -> None:
         "collect --soc host --cool-down soon",
         "collect --soc host --batch 0",
         "collect --soc host --similar -1",
-        "collect --soc host --tolerance nan",
         "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
         "eval --soc host --models op_chain --time nan",

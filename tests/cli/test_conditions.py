@@ -24,7 +24,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
 
-COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--all", "--json"]
+COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--json"]
 
 
 @pytest.fixture

@@ -143,13 +143,15 @@ class SimulatedBench:
 
     def prepare(self, task: Any) -> Prepared:
         self.prepared.append(task)
-        blank = OpRow(op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part))
+        row_template = OpRow(
+            op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part)
+        )
 
         def fill(found: Any) -> OpRow:
             ms = 1e3 * level(found[WHOLE])
-            return OpRow(**{**vars(blank), "latency_ms": ms, "source": "simulated"})
+            return OpRow(**{**vars(row_template), "latency_ms": ms, "source": "simulated"})
 
-        return Prepared(task, blank, Timed(self.machine.sample(0.001), self.rounds), fill)
+        return Prepared(task, row_template, Timed(self.machine.sample(0.001), self.rounds), fill)
 
 
 def simulated(

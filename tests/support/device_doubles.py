@@ -12,13 +12,7 @@ from typing import Any
 from codl.ir import parse, to_text
 from codl.ir.types import PROCESSORS
 from codl.measure import drift
-from codl.measure.batch import (
-    BatchResult,
-    MeasureBatch,
-    Measurement,
-    Unwatched,
-    Watcher,
-)
+from codl.measure.batch import BatchListener, BatchResult, MeasureBatch, Measurement
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.tasks import Task
 from codl.records.results import Conditions
@@ -33,13 +27,13 @@ SHORT_S = 0.05
 
 
 def measured(
-    batch: MeasureBatch, latency_ms: float, most: int, watcher: Watcher | None = None
+    batch: MeasureBatch, latency_ms: float, most: int, watcher: BatchListener | None = None
 ) -> BatchResult:
     """Rows of the first tasks, told as they are made, and the anchors."""
-    watcher, found = watcher or Unwatched(), []
+    watcher, found = watcher or BatchListener(), []
     for index, task in enumerate(batch.tasks[:most]):
         watcher.building(index)
-        row = replace(task.blank, run=batch.run, latency_ms=latency_ms, runs=1)
+        row = replace(task.row_template, run=batch.run, latency_ms=latency_ms, runs=1)
         found.append(Measurement(task, row))
         watcher.measured(found[-1])
     watcher.timing()

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, Watcher
+from codl.measure.batch import BatchListener, BatchResult, MeasureBatch, Measurement
 from codl.records.soc import Soc
 from codl.runtime import child
 from codl.runtime.hardware import CpuFacts
@@ -67,7 +67,7 @@ class Scripted(DeviceDouble):
     def describe(self) -> TargetInfo:
         return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
 
-    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+    def measure(self, batch: MeasureBatch, watcher: BatchListener | None = None) -> BatchResult:
         return measured(batch, self.latency_ms, self.each, _Faulty(watcher))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from codl.evaluation.ui_bench import bench_ui
+from codl.evaluation.benchmarks import bench_ui
 from codl.measure.budget import Budget
 from codl.measure.ui_frames import PERIOD_MS, Drawn
 

@@ -1,4 +1,8 @@
-"""The gain of co-execution against the ratio of the processors' speeds: tables and a picture."""
+"""The gain of co-execution against the ratio of the processors' speeds: tables and a picture.
+
+They are of the files that scripts/bench/stage.py writes; scripts/render_docs.py puts both into
+docs/results/curve.md.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from math import log2
+from pathlib import Path
 from statistics import geometric_mean
+from typing import Any, ClassVar
 
+from standalone import Line, below, lines
+
+from codl import files
 from codl.records.results import EvalRow
 from codl.report.caveats import LATENCY
-from codl.report.charts import Line, lines
-from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, below, shortened
-from codl.report.results import UNMEASURED, CurveResult, EvalResult, SocSummary
+from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, shortened
+from codl.report.load import parse_as, parse_result
+from codl.report.results import UNMEASURED, EvalResult, Result, ResultFile, SocSummary
 from codl.report.tables import mark, origin_lines, warnings
 from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits, listed
 
@@ -20,6 +29,29 @@ from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable
 CPU, GPU, PLAN = "cpu", "gpu", "codl"
 STRATEGIES = (CPU, GPU, PLAN)
 SPEEDS = "GPU speed over CPU speed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveResult(ResultFile):
+    """A file of scripts/bench/stage.py: evaluations on SoCs of several sizes.
+
+    Of a SoC there are several where a later run went on.
+    """
+
+    command: ClassVar[str] = "curve"
+    evaluations: tuple[EvalResult, ...]
+
+
+def load_curve(path: Path) -> CurveResult | Result:
+    """A curve, or whatever result a command of codl wrote; raises `InvalidFileError`."""
+    return parse_curve(files.read_json(path), path)
+
+
+def parse_curve(content: Any, path: str | Path) -> CurveResult | Result:
+    """Check the content of a file."""
+    if isinstance(content, dict) and content.get("command") == CurveResult.command:
+        return parse_as(CurveResult, content, path)
+    return parse_result(content, path)
 
 
 @dataclass(frozen=True)
@@ -230,11 +262,6 @@ def _closest(point: CurvePoint, family: Family) -> TextRow:
         digits(min(point_of.measured.gain for point_of in points)),
     )
     return TextRow(cells, mark=mark([point_of.source for point_of in points]))
-
-
-def findings(results: Sequence[CurveResult]) -> tuple[str, ...]:
-    """A sentence for each pair of processors."""
-    return tuple(map(_summary, families(results)))
 
 
 def _summary(family: Family) -> str:

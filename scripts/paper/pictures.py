@@ -1,67 +1,56 @@
-"""Pictures of single ops: kernels beside each other, and the paper's figures of parts of ops."""
+"""Pictures of the paper's figures, from the files of the scripts beside this one."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import geometric_mean
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS
 from codl.report import charts
-from codl.report.charts import Bar, Dot, Line, Part
-from codl.report.drawing import Data, Key, Picture, Scale, Value, below
-from codl.report.results import BenchResult, PaperResult
+from codl.report.charts import Bar, Dot, Part
+from codl.report.drawing import Data, Key, Picture, Scale, Value
+from codl.report.load import parse_as
+from codl.report.results import ResultFile, SocSummary
 from codl.report.text_table import digits
+
+sys.path.append(str(Path(__file__).parents[1]))
+from standalone import Line, below, lines
 
 Rows = Sequence[Mapping[str, Value]]
 MILLISECONDS, HEIGHT = "milliseconds", 160
 SIDES = [Key(side, f"{side.upper()}, measured", "circle") for side in PROCESSORS]
 
 
-def kernels(result: BenchResult) -> Picture | None:
-    """Every variant of every op, the fastest first."""
-    if not result.ops:
-        return None
-    bars, before = [], ""
-    for row in result.ops:
-        tip = f"{row.variant}: {digits(row.latency_ms)} ms, {digits(row.gflops)} GFLOP/s"
-        ends = (row.p20_ms, row.p80_ms) if row.p80_ms else None
-        part = Part(0.0, row.latency_ms, row.processor, tip)
-        heading = "" if row.op == before else row.op
-        bars.append(Bar(row.variant, (part,), digits(row.latency_ms), (), ends, heading))
-        before = row.op
-    heads = ("op", "variant", "processor", "latency (ms)", "p80 (ms)", "GFLOP/s")
-    rows = tuple(
-        (r.op, r.variant, r.processor, r.latency_ms, r.p80_ms or None, r.gflops) for r in result.ops
-    )
-    return charts.bars(
-        "Kernels beside each other",
-        bars,
-        Data.filled(heads, rows),
-        name=MILLISECONDS,
-        legend=[Key(side, f"on the {side.upper()}") for side in PROCESSORS],
-        note="Whiskers reach to the 80th percentile.",
-        sources=(result.source,),
-    )
+@dataclass(frozen=True, kw_only=True)
+class PaperResult(ResultFile):
+    """A file of a script beside this one: rows of one of the paper's figures, on one SoC."""
+
+    command: ClassVar[str] = "paper"
+    figure: str
+    soc: SocSummary
+    rows: tuple[Mapping[str, str | int | float | None], ...]
+    made_by: str = ""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(str(row["source"]) for row in self.rows if row.get("source")))
 
 
-def figures(result: PaperResult) -> Iterator[Picture]:
-    """Of a figure of the paper, where this can draw it."""
-    if result.rows and result.figure in SUMMARIES:
-        yield SUMMARIES[result.figure]([result])
-    elif result.rows and result.figure in FIGURES:
-        yield from FIGURES[result.figure](result)
-
-
-def of_all(results: Sequence[PaperResult], title: str) -> Picture | None:
+def of_all(contents: Sequence[Mapping[str, Any]], title: str) -> Picture | None:
     """One picture of a figure's files: of all SoCs where these are rows in it, else of the first.
 
-    None where this cannot draw it.
+    None where a figure has a table alone.
     """
+    results = [parse_as(PaperResult, content, title) for content in contents]
     if (draw := SUMMARIES.get(results[0].figure)) is not None:
         return draw(results)
-    panels = list(figures(results[0]))
+    draw_first = FIGURES.get(results[0].figure)
+    panels = list(draw_first(results[0])) if draw_first and results[0].rows else []
     return below(title, panels) if panels else None
 
 
@@ -118,7 +107,7 @@ def _over(
         of.append(Line(measured, side, drawn="points"))
     most = max((point[1] for each in of for point in each.points), default=1.0)
     legend = [*SIDES, *(Key(f"{side} dashed", "predicted", "line") for side in PROCESSORS)]
-    return charts.lines(
+    return lines(
         title,
         of,
         data_of(rows),
