@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
 
 from codl.boundary import boundary, check_argument, check_path
@@ -17,17 +15,21 @@ from codl.provenance import VERSION
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from codl.api.collect import collect
-    from codl.api.evaluate import evaluate
-    from codl.api.search import search
-    from codl.api.train import train
     from codl.engine.engine import Engine
+    from codl.jobs.collect import collect
+    from codl.jobs.evaluate import evaluate
+    from codl.jobs.run import compile
+    from codl.jobs.search import search
+    from codl.jobs.train import train
+    from codl.jobs.tune import tune
 
 __version__ = VERSION
 #: Where SoC files, datasets and predictors lie: CODL_HOME, or the current folder.
 home = HOME
-#: What commands do, by the module that has it: each is imported when it is first asked for.
-_FUNCTIONS = {name: f"codl.api.{name}" for name in ("collect", "train", "search", "evaluate")}
+#: The functions of jobs by their modules: each is imported when it is first asked for.
+_FUNCTIONS = {
+    name: f"codl.jobs.{name}" for name in ("collect", "tune", "train", "search", "evaluate")
+} | {"compile": "codl.jobs.run"}
 
 
 def __getattr__(name: str) -> object:
@@ -36,80 +38,6 @@ def __getattr__(name: str) -> object:
     with boundary():
         load_installed()
         return boundary()(getattr(import_module(_FUNCTIONS[name]), name))
-
-
-@boundary()
-def compile(
-    model: str | Path,
-    *,
-    soc: str | Path = "host",
-    precision: str | None = None,
-    strategy: str | None = None,
-    plan: str | Path | None = None,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    adaptive: bool = False,
-    check: bool = True,
-    profile: bool | Path = True,
-    plan_time_s: float | None = None,
-) -> Engine:
-    """Make a model ready to run on both processors of a SoC.
-
-    `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
-    is a file of `codl search`; without one the strategy plans, `codl` where none is named, with the
-    predictors that `codl train` left in `./predictors`. `precision` is what the GPU stores tensors
-    as and computes in, `float32`, `half_storage` or `half`; as the SoC file says without. Kernels
-    are as `codl tune` left them in `./lat_datasets`. Some plans run before the fastest is taken,
-    for `plan_time_s` seconds, or as long as they gain; what they took is kept in `./profiles`.
-    `profile` is a file of that, or off. `batch` is how many images a run takes, if not as many as
-    the model says; `shapes`
-    are those of inputs whose sizes it leaves open. An `adaptive` engine changes to a balanced plan
-    where one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs are
-    compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are wrong
-    run in other kernels, with a `CodlWarning`. Without `check` nothing is compared. Raises
-    `CodlError` where something is missing or unknown, and `WrongResultError` where no kernels make
-    the outputs right.
-
-    >>> engine = codl.compile("model.onnx", soc="host")
-    >>> y = engine(x)
-    """
-    from codl.api.job import profiling
-    from codl.ir.plan import load_plan
-    from codl.strategies import DEFAULT, Context, find
-    from codl.strategies.adapter import PlanAdapter
-    from codl.targets.connect import connect
-    from codl.targets.detect import load_local
-    from codl.validate.first_check import checked_engine
-    from codl.validate.references import read_network
-
-    check_path("model", model)
-    check_path("soc", soc)
-    check_argument("precision", precision, "the name of a precision", str, NoneType)
-    check_argument("strategy", strategy, "the name of a strategy", str, NoneType)
-    check_argument("batch", batch, "a number of images", int, NoneType)
-    check_argument("shapes", shapes, "a mapping of names to sizes", Mapping, NoneType)
-    check_argument("plan_time_s", plan_time_s, "a number of seconds", int, float, NoneType)
-    if plan_time_s is not None and plan_time_s <= 0:
-        raise CodlError(f"plan_time_s must be above 0, got {plan_time_s!r}.")
-    if plan is not None:
-        check_path("plan", plan)
-        if strategy is not None:
-            raise CodlError(
-                f"A plan is made already: leave out plan={str(plan)!r} or strategy={strategy!r}."
-            )
-    load_installed()
-    described = load_local(soc, precision=precision)
-    network, source = read_network(str(model), batch, shapes, check=check)
-    target = connect("local", described)
-    context = Context.of(
-        described, target=target, profiling=profiling(target, profile), plan_time_s=plan_time_s
-    )
-    adapter = PlanAdapter(context, network) if adaptive else None
-    chosen = load_plan(Path(plan)) if plan else find(strategy or DEFAULT).plan(network, context)
-    engine = checked_engine(network, chosen, target, context.tuning, source=source, recovers=True)
-    if adapter is not None:
-        engine.adapt(adapter)
-    return engine
 
 
 @boundary()
@@ -199,4 +127,5 @@ __all__ = [
     "results",
     "search",
     "train",
+    "tune",
 ]

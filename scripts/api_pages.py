@@ -17,10 +17,12 @@ import msgspec
 
 import codl
 from codl import errors, frames
-from codl.api.collect import CollectRun
-from codl.api.evaluate import EvalRun
-from codl.api.train import Trained
+from codl.cli.commands import filled
 from codl.engine.engine import Engine
+from codl.jobs.collect import CollectRun
+from codl.jobs.evaluate import EvalRun
+from codl.jobs.job import options_of
+from codl.jobs.train import Trained
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, words
 from codl.strategies.model_search import FoundBound, FoundPlan
 
@@ -61,6 +63,8 @@ def api_reference() -> str:
         function = getattr(codl, name)
         parts += [f"### codl.{name}", _signature(f"codl.{name}", function)]
         parts += _prose(DOCUMENTED.get(name, function))
+        if job := getattr(function, "job", None):
+            parts.append(_options(job))
     parts += ["## The engine", *_prose(Engine), *_members(Engine)]
     parts.append("## What functions return")
     for kind in RETURNED:
@@ -71,7 +75,10 @@ def api_reference() -> str:
 
 def _signature(name: str, function: Any) -> str:
     """A parameter a line, as a block of Python."""
-    signature = inspect.signature(function)
+    job = getattr(function, "job", None)
+    signature = inspect.signature(job or function)
+    hints = get_type_hints(job) if job else {}
+    returned = get_type_hints(job.run)["return"] if job else signature.return_annotation
     lines, is_keyword = [], False
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
@@ -79,9 +86,27 @@ def _signature(name: str, function: Any) -> str:
             is_keyword = True
         star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
         default = "" if parameter.default is parameter.empty else f" = {_shown(parameter.default)}"
-        lines.append(f"{star}{parameter.name}: {parameter.annotation}{default},")
+        lines.append(f"{star}{parameter.name}: {_type(hints, parameter)}{default},")
     body = "".join(f"    {line}\n" for line in lines)
-    return f"```python\n{name}(\n{body}) -> {signature.return_annotation}\n```"
+    return f"```python\n{name}(\n{body}) -> {_name(returned)}\n```"
+
+
+def _type(hints: Mapping[str, Any], parameter: inspect.Parameter) -> str:
+    return _name(hints.get(parameter.name, parameter.annotation))
+
+
+def _name(hint: Any) -> str:
+    """A type as it is written, without its modules."""
+    return hint.__name__ if isinstance(hint, type) else re.sub(r"\b(\w+\.)+", "", str(hint))
+
+
+def _options(job: type) -> str:
+    """The options of a job: each with its help, as the command line has it."""
+    rows = [
+        TextRow((f"`{name}`", filled(option.help))) for name, (_, option) in options_of(job).items()
+    ]
+    columns = (words("parameter"), words("what it is"))
+    return TextTable("", columns, (TextSection("", tuple(rows)),)).to_markdown()
 
 
 def _shown(value: Any) -> str:

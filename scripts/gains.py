@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
+from curves import CurveResult, load_curve
+
 from codl.records.results import EvalRow, doubts
-from codl.report.load import load_result
-from codl.report.results import CurveResult, EvalResult, SocSummary
+from codl.report.results import EvalResult, SocSummary
 from codl.report.text_table import NONE, Column, TextTable, count, digits, listed, words
 
 CPU, GPU, BOTH = "cpu", "gpu", "codl"
@@ -140,7 +141,7 @@ def _places(file: Path) -> Iterator[Place]:
     if content.get("figure") == FIGURE:
         yield from _replayed(content, file)
         return
-    result = load_result(file)
+    result = load_curve(file)
     if isinstance(result, EvalResult):
         yield Place(_machine(result), file.name, result.commit, _command(result),
                     tuple(gains(result)))  # fmt: skip

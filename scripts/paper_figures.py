@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from codl.report import op_pictures
-
 sys.path.append(str(Path(__file__).parent / "paper"))
 from figure import PaperFigure, frame_of, read
+from pictures import FIGURES as DRAWN
+from pictures import SUMMARIES
 
 NAMES = ("fig05", "fig06", "speedups", "predictors", "fig17", "fig20", "costs")
 FIGURES: Mapping[str, PaperFigure] = {name: import_module(name).FIGURE for name in NAMES}
@@ -26,9 +26,9 @@ def paper_content(name: str) -> str:
     if not contents:
         return f"Not measured yet: `python scripts/paper/{name}.py --help` says how."
     lines = []
-    if name in op_pictures.SUMMARIES:
+    if name in SUMMARIES:
         lines += [f"![{figure.title}](paper/{name}.svg)", ""]
-    elif name in op_pictures.FIGURES:
+    elif name in DRAWN:
         of = contents[0]["soc"]["name"]
         lines += [f"![{figure.title}, of {of}](paper/{name}.svg)", "", f"The picture is of `{of}`."]
         lines.append("")

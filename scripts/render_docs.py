@@ -34,10 +34,12 @@ from typing import Any
 
 import typer
 from api_pages import api_reference, keys_content
+from curves import closest_content, curve, curve_content, load_curve
 from gains import gains_content
 from paper_figures import paper_content, paper_picture
 from planner_tables import TABLES
 from split_picture import split
+from standalone import stand_alone
 from summaries import accuracy_content, conformance_content, devices_content, refusals_content
 
 from codl.cli.app import app
@@ -49,9 +51,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.plugins import load_installed
 from codl.records.waterfall import MEASURED_TERMS, PREDICTED_TERMS
-from codl.report.curves import closest_content, curve, curve_content
-from codl.report.drawing import Picture, stand_alone
-from codl.report.load import load_result
+from codl.report.drawing import Picture
 from codl.report.tables import (
     bundles_content,
     comparison_content,
@@ -251,7 +251,7 @@ def drawn(page: Path) -> dict[Path, str]:
         elif match["kind"] == "picture":
             view, name, *names = match["what"].split()
             if files := _files(names):
-                results = [load_result(file) for file in files]
+                results = [load_curve(file) for file in files]
                 title, draw = PICTURES[view]
                 found[page.parent / name] = stand_alone(draw(results, title))
     return found
@@ -297,7 +297,7 @@ def _generated(what: str) -> str:
         return _missing(view, names)
     if view in OF_FILES:
         return f"\n{OF_FILES[view](files).to_markdown()}\n\n"
-    return f"\n{VIEWS[view]([load_result(file) for file in files]).to_markdown()}\n\n"
+    return f"\n{VIEWS[view]([load_curve(file) for file in files]).to_markdown()}\n\n"
 
 
 def cli_reference() -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from standalone import below
+
 from codl.ir.types import PROCESSORS
 from codl.records.results import TimeSpan, doubts
 from codl.report.charts import Track, strip, timelines
-from codl.report.drawing import Data, Key, Picture, below
+from codl.report.drawing import Data, Key, Picture
 from codl.report.pictures import plan_chains
 from codl.report.results import EvalResult
 from codl.report.text_table import digits

@@ -26,8 +26,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import codl
-from codl.api.job import Job
-from codl.cli import run as command
+from codl.jobs.model import ModelJob
+from codl.jobs.run import Run
 from codl.kernels import registry
 
 ROOT = Path(codl.__file__).parent
@@ -152,17 +152,17 @@ def halved(network: Any, soc: Any) -> dict[str, Any]:
 
 def run(model: str, soc: str, way: Way) -> None:
     """The command, with a plan that is made once the model is read."""
-    plan_of = Job.plan_of
+    plan_of = ModelJob.plan_of
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         plan = Path(folder) / "plan.json"
 
-        def planned(job: Job, network: Any, context: Any) -> Any:
+        def planned(job: ModelJob, network: Any, context: Any) -> Any:
             plan.write_text(dumps(halved(network, context.soc)))
             return plan_of(replace(job, plan=plan), network, context)
 
-        Job.plan_of = planned  # type: ignore[method-assign]
+        ModelJob.plan_of = planned  # type: ignore[method-assign]
         with redirect_stdout(nowhere), way.follow():
-            command.run_model(model, soc=soc, rounds=1, json=True)
+            Run(model, soc=soc, rounds=1).run()
 
 
 def main() -> None:

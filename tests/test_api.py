@@ -90,11 +90,6 @@ def test_an_evaluation_of_what_is_not_there_is_refused(words: Any, message: str)
         codl.evaluate(soc="epyc2", **words)
 
 
-def test_contradicting_words_of_a_collection_are_refused(here: Path) -> None:
-    with pytest.raises(CodlError, match="leave out --samples"):
-        codl.collect("epyc2", everything=True, samples=3)
-
-
 def test_what_is_no_function_of_codl_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nap"):
         codl.nap  # noqa: B018

@@ -65,7 +65,7 @@ def test_what_is_ours_is_left_alone() -> None:
         (lambda: codl.compile("x.onnx", strategy=5), "strategy must be .*, got 5"),
         (lambda: codl.compile("x.onnx", plan=5), "plan must be text or a path, got 5"),
         (lambda: codl.compile("x.onnx", plan="p.json", strategy="gpu"), "'p.json' or .*'gpu'"),
-        (lambda: codl.compile("x.onnx", batch="2"), "batch must be a number of images, got '2'"),
+        (lambda: codl.compile("x.onnx", batch="2"), "batch must be a whole number, got '2'"),
         (lambda: codl.compile("x.onnx", batch=1.5), "batch must be .*, got 1.5"),
         (lambda: codl.compile("x.onnx", batch=True), "batch must be .*, got True"),
         (lambda: codl.compile("x.onnx", shapes=5), "shapes must be .*, got 5"),

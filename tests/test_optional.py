@@ -111,7 +111,7 @@ def test_stored_predictors_need_the_base_alone() -> None:
     ("code", "package", "extra"),
     [
         ("import codl.predict.training", "scipy", "train"),
-        ("import codl; codl.compile('squeezenet')", "onnxruntime", "onnx"),
+        ("import codl; codl.compile('squeezenet')", "onnx", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
         (
             "from codl.boundary import explained\nwith explained(): import codl.measure.images",

@@ -15,8 +15,15 @@ import msgspec
 from numpy.typing import NDArray
 
 from codl import yaml_file
-from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, REFERENCE, Archive
-from codl.bundle.parts import network_from_json, read_arrays
+from codl.bundle.archive import (
+    CONSTANTS,
+    EXECUTABLE,
+    FIX,
+    REFERENCE,
+    Archive,
+    network_from_json,
+    read_arrays,
+)
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, WrongResultError
 from codl.evaluation.closeness import Closeness, closeness, is_right, worst

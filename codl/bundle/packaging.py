@@ -12,12 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from codl.bundle.archive import CONSTANTS, EXECUTABLE, REFERENCE, Archive, to_json, write_archive
+from codl.bundle.archive import (
+    CONSTANTS,
+    EXECUTABLE,
+    REFERENCE,
+    Archive,
+    ArrayStore,
+    network_to_json,
+    to_json,
+    write_archive,
+)
 from codl.bundle.loading import compare, load
-from codl.bundle.parts import ArrayStore, network_to_json
 from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.evaluation.closeness import max_rel_err
+from codl.frontend.convert import Source
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.executable_json import encode
@@ -32,7 +41,6 @@ from codl.runtime.program_cache import Binary
 from codl.targets.base import ColdStart, Target
 from codl.targets.wire import Arrays
 from codl.validate.first_check import checked_engine
-from codl.validate.references import Source
 from codl.validate.validation import usual_cosine, variants_of
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:

@@ -10,18 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from codl.cli.adapter import with_options
 from codl.cli.commands import LazyCommand
-from codl.cli.options import JsonOption, OutputOption
-from codl.cli.output import emit
+from codl.cli.output import JsonOption, OutputOption, emit
 from codl.errors import CodlError
 from codl.report.text_table import Table
 from codl.targets.connect import machine_of
 from codl.targets.install import PURPOSES, Installed, install
 from codl.targets.python_build import BRING, is_file_of_build
 
-agent_app = typer.Typer(
-    help="The side of a target that measures and runs, on the device.", rich_markup_mode="rich"
-)
+agent_app = typer.Typer(rich_markup_mode="rich")
 PythonOption = Annotated[
     str | None,
     typer.Option(
@@ -87,6 +85,7 @@ def _with_value(arguments: list[str]) -> list[str]:
 
 
 @agent_app.command("install", cls=InstallCommand)
+@with_options
 def install_agent(
     serial: Annotated[str, typer.Option("--serial", help="A device over adb or ssh.")],
     python: PythonOption = None,

@@ -75,9 +75,9 @@ def top(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
     plugin: PluginOption = None,
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="Tell errors and warnings alone."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Show only errors and warnings."),
     verbose: bool = typer.Option(
-        False, "-v", "--verbose", help="Tell what is done also where no terminal is."
+        False, "-v", "--verbose", help="Show progress also where stderr is no terminal."
     ),
 ) -> None:
     if quiet or verbose:
@@ -86,6 +86,7 @@ def top(
         print(f"codl {__version__}")
         raise typer.Exit
     if context.invoked_subcommand not in (None, "agent"):  # an agent waits to be asked
+        STAGE.forget()
         STAGE.begin(f"codl {context.invoked_subcommand}")
         STAGE.hear()
     if context.invoked_subcommand == "agent":  # it has nothing to keep, and may hang in a driver

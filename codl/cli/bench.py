@@ -3,81 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from codl.cli import options as opt
-from codl.cli.job_options import with_options
-from codl.cli.output import TERMINAL, emit, tell
-from codl.errors import CodlError
-from codl.measure import FOLDER as DATASETS
-from codl.measure.budget import Budget
+from codl.cli.output import JsonOption, OutputOption, emit, tell
+from codl.jobs.bench import BenchInterface, BenchOps, BenchSustained
 from codl.report.text_table import Table
 
-if TYPE_CHECKING:
-    from codl.api.job import Job
-
 UNREADABLE = "not readable"
-bench_app = typer.Typer(
-    help="""Benchmarks: ops, a model on and on, an interface beside one.
-
-[dim]Examples:[/dim]
-codl bench ops yolov2
-codl bench sustained yolov2 --time 10m
-codl bench ui yolov2 --strategy gpu --max-kernel-ms 1""",
-    no_args_is_help=True,
-)
-SourceArgument = Annotated[
-    str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
-]
 #: Said at Ctrl-C.
 KEPT = "What was measured before is kept."
-EveryOption = Annotated[
-    bool, typer.Option("--every", help="Also variants that are not for this SoC.")
-]
-SustainedTimeOption = Annotated[
-    str, typer.Option("--time", help="How long the model runs, such as 10m.", callback=opt.duration)
-]
-DrawingTimeOption = Annotated[
-    str, typer.Option("--time", help="How long to draw beside each.", callback=opt.duration)
-]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """A model that runs by a strategy."""
-
-    model: opt.ModelArgument
-    soc: opt.SocOption = ""
-    strategy: opt.StrategyOption = None
-    precision: opt.PrecisionOption = None
-    dataset: opt.DatasetsOption = DATASETS
-    serial: opt.SerialOption = "local"
-
-    def job(self, **more: Any) -> Job:
-        from codl.api.job import Job
-
-        return Job(**vars(self), reporter=TERMINAL, **more)
-
-
-@bench_app.command("ops")
-def bench_ops(
-    source: SourceArgument = None,
-    soc: opt.SocOption = "",
-    ops: opt.OpsOption = None,
-    every: EveryOption = False,
-    precision: opt.PrecisionOption = None,
-    budget: opt.BudgetOption = None,
-    dataset: opt.DatasetsOption = DATASETS,
-    serial: opt.SerialOption = "local",
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
-) -> None:
-    """Measure ops in every kernel variant of both processors, in turns.
-
-    Variants that refuse an op, or that fail on it, are listed with the reason; those for other
+def bench_ops(job: BenchOps, json: JsonOption = False, output: OutputOption = None) -> None:
+    """Variants that refuse an op, or that fail on it, are listed with the reason; those for other
     types of device, memory or element are counted, and measured with --every. With --budget no op
     is begun that would probably end too late; it and Ctrl-C keep what was measured before.
 
@@ -86,82 +24,40 @@ def bench_ops(
     codl bench ops --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     codl bench ops yolov2 --budget 5m
     """
-    from codl.api import bench as api
-    from codl.measure.tasks import load_ops
-    from codl.targets.detect import load_local
-
-    sources = opt.sources_of([source] if source else [], ops)
-    if not sources:
-        raise CodlError('Name a model, or an op by --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
-    described, limit = load_local(soc, serial, precision), opt.budget_of(budget)
-    measured = api.bench_ops(
-        load_ops(sources),
-        described,
-        serial,
-        dataset=dataset,
-        every=every,
-        budget=limit,
-        reporter=TERMINAL,
-    )
+    measured, budget = job.run()
     emit("bench", measured, lambda: _table(measured), as_json=json, output=output)
-    if text := limit.left_out(measured["left"], "ops"):
+    if text := budget.left_out(measured["left"], "ops"):
         tell(text)
-    limit.check(KEPT)
+    budget.check(KEPT)
 
 
-@bench_app.command("sustained")
-@with_options
 def bench_sustained(
-    asked: BenchOptions,
-    time: SustainedTimeOption = "10m",
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    job: BenchSustained, json: JsonOption = False, output: OutputOption = None
 ) -> None:
-    """Run a model on and on: does it become slower, and by how much?
-
-    The table has the median and the 95th percentile, clocks and temperature over time, and the
+    """The table has the median and the 95th percentile, clocks and temperature over time, and the
     first minute beside the last. Ctrl-C ends it with what there is so far.
 
     [dim]Examples:[/dim]
     codl bench sustained yolov2 --time 10m
     codl bench sustained yolov2 --soc host --strategy gpu --time 30s
     """
-    from codl.api.bench import bench_sustained
-
-    limit = Budget()
-    ran = bench_sustained(asked.job(), minutes=opt.read_budget(time, "--time") / 60, budget=limit)
+    ran, budget = job.run()
     emit("bench", ran, lambda: _sustained_table(ran), as_json=json, output=output)
-    limit.check(KEPT)
+    budget.check(KEPT)
 
 
-@bench_app.command("ui")
-@with_options
 def bench_interface(
-    asked: BenchOptions,
-    time: DrawingTimeOption = "9s",
-    max_kernel_ms: opt.LongestOption = None,
-    gpu_duty: opt.DutyOption = None,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    job: BenchInterface, json: JsonOption = False, output: OutputOption = None
 ) -> None:
-    """Draw an interface at 60 Hz beside a model, on the same GPU: its frames, and what they cost.
-
-    Frames are drawn beside nothing, beside the model as it is, and with --max-kernel-ms and
+    """Frames are drawn beside nothing, beside the model as it is, and with --max-kernel-ms and
     --gpu-duty (1 and 0.7 where neither is named). The table has the frames on time, the worst
     stall, and what the limits cost in latency. Nothing else may draw on the GPU meanwhile.
 
     [dim]Example:[/dim] codl bench ui yolov2 --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
     """
-    from codl.api.bench import bench_ui
-    from codl.api.job import RunOptions
-
-    job, limit = (
-        asked.job(options=RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)),
-        Budget(),
-    )
-    drawn = bench_ui(job, seconds=opt.read_budget(time, "--time"), budget=limit)
+    drawn, budget = job.run()
     emit("bench", drawn, lambda: _ui_table(drawn), as_json=json, output=output)
-    limit.check(KEPT)
+    budget.check(KEPT)
 
 
 def _table(result: Mapping[str, Any]) -> Table:

@@ -2,180 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from codl.cli import options as opt
-from codl.cli.job_options import with_options
-from codl.cli.options import MOST_IMAGES, finite
-from codl.cli.output import TERMINAL, emit
-from codl.measure import FOLDER as DATASETS
-from codl.measure import HOT_C
+from codl.cli.output import JsonOption, OutputOption, emit
+from codl.jobs.collect import Collect, CollectRun
+from codl.measure.devices_at_work import DeviceStatus
 from codl.report.text_table import Table
-
-if TYPE_CHECKING:
-    from codl.api.collect import CollectRun, Standing
-    from codl.measure.devices_at_work import DeviceStatus
 
 #: Why a collection ended.
 STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
+    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 
-CollectedModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--models",
-        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default "
-        "{codl.frontend.models:MEASURED}; and some of what attention is made of.",
-        metavar="A,B",
-    ),
-]
-SharesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--shares",
-        help="A processor's shares of an op's output, 0 ... 1. "
-        "{codl.cli.help_words:shares} with a budget.",
-        show_default=False,
-    ),
-]
-SimilarOption = Annotated[
-    int | None,
-    typer.Option(
-        "--similar",
-        min=0,
-        help="How many similar ops to measure: those that the networks of --models would have for "
-        "other image sizes or widths. By default 0; with a budget as many as there is time for, "
-        "{codl.measure.measurement_order:MOST_SIMILAR} at most.",
-        show_default=False,
-    ),
-]
-BatchesOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--batch",
-        min=2,
-        max=MOST_IMAGES,
-        help="Measure some ops for this many images at once, too; may be repeated. Without it, "
-        "N images are predicted to take N times as long as one.",
-        show_default=False,
-    ),
-]
-SamplesOption = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Stop after this many measurements.")
-]
-TuneOption = Annotated[
-    bool,
-    typer.Option(
-        "--tune/--no-tune",
-        help="Before the first row, find in some seconds how large the tiles of convolutions "
-        "should be on an OpenCL device that is a CPU.",
-    ),
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option("--resume", help="Add to the dataset that is there, and measure what it lacks."),
-]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
-]
-ToleranceOption = Annotated[
-    float | None,
-    typer.Option(
-        "--tolerance",
-        min=0,
-        max=100,
-        callback=finite,
-        help="Percent by which a plan may take longer than a newer one and still count as "
-        "unchanged; {codl.cli.help_words:tolerance} by default.",
-        show_default=False,
-    ),
-]
 
-
-@dataclass(frozen=True, kw_only=True)
-class CollectOptions:
-    """What is measured, on which devices, until when, and how."""
-
-    soc: opt.SocOption = ""
-    serial: opt.SerialsOption = None
-    models: CollectedModelsOption = None
-    ops: opt.OpsOption = None
-    shares: SharesOption = None
-    similar: SimilarOption = None
-    batch: BatchesOption = None
-    budget: opt.BudgetOption = None
-    samples: SamplesOption = None
-    everything: AllOption = False
-    tolerance: ToleranceOption = None
-    precision: opt.PrecisionOption = None
-    resume: ResumeOption = False
-    tune: TuneOption = True
-    governor: opt.GovernorOption = None
-    cool_down: opt.CoolDownOption = opt.COOL_DOWN
-    hot: opt.HotOption = HOT_C
-    datasets_folder: opt.ToDatasetsOption = DATASETS
-
-    @property
-    def budget_s(self) -> float | None:
-        return opt.read_seconds(self.budget)
-
-    @property
-    def asked_shares(self) -> list[float] | None:
-        return opt.read_shares(self.shares) if self.shares else None
-
-    def collected(self) -> CollectRun:
-        from codl.api.collect import collect
-
-        sources = opt.sources_of(self.models, self.ops)
-        return collect(
-            self.soc,
-            serial=self.serial or [],
-            precision=self.precision,
-            ops=sources or None,
-            shares=self.asked_shares,
-            similar=self.similar,
-            batches=self.batch or (),
-            budget_s=self.budget_s,
-            samples=self.samples,
-            everything=self.everything,
-            tolerance=self.tolerance,
-            resume=self.resume,
-            tune=self.tune,
-            governor=self.governor,
-            cool_down_s=opt.read_seconds(self.cool_down) or 0.0,
-            hot_c=self.hot,
-            output=self.datasets_folder,
-            reporter=TERMINAL,
-            shown=_lines,
-        )
-
-
-@with_options
-def collect_data(
-    asked: CollectOptions,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
-) -> None:
-    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
-
-    Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
+def collect_data(job: Collect, json: JsonOption = False, file: OutputOption = None) -> None:
+    """Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
 
-    It ends when more would change no plan. Whole ops come first, and what --similar and --batch ask
-    for. Then, with every fifth more measurements, predictors are trained and those of --models
-    are planned; where it names none, the built-in ones. Plans that take at most --tolerance longer
-    than new ones are unchanged. After three looks in a row without a change it is over. --all
-    measures everything, --budget for a fixed time, --samples a fixed number.
+    It ends when everything is measured, with --budget after a fixed time, and with --samples after
+    a fixed number of measurements.
 
     --budget is of all that the command does: reading models, tuning, measuring, and the last look.
     With it, whole ops come first, then their parts, then similar ops. One of two measurements
@@ -199,26 +54,25 @@ def collect_data(
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
-    codl collect --soc host --serial local --resume --models yolov2 --tolerance 1
-    codl collect --soc host --serial local --resume --all
+    codl collect --soc host --serial local --resume --models yolov2
     codl collect --soc host --serial local --resume --budget 10m
     codl collect --soc host --serial local --resume --models yolov2 --budget 10m
     codl collect --soc phone --serial X --governor performance --cool-down 5m
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     codl collect --soc host --serial replay:lat_datasets/host --budget 10m --datasets tried
     """
-    run = asked.collected()
-    emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=output)
+    run = replace(job, shown=_lines).run()
+    emit("collect", run.to_json(), lambda: _table(run), as_json=json, output=file)
     run.check()
 
 
-def _lines(standing: Standing) -> RenderableType:
-    """A line for plans, where they end the collection, and one for each of several devices."""
+def _lines(devices: Sequence[DeviceStatus]) -> RenderableType:
+    """A line for each of several devices."""
     grid = Table.grid(padding=(0, 2))
-    for device in standing.devices if len(standing.devices) > 1 else ():
+    for device in devices if len(devices) > 1 else ():
         again = f"tried again in {device.retry_s:.0f} s" if device.state == "away" else ""
         grid.add_row(Text(device.serial), device.state, f"{device.measured} measurements", again)
-    return Group(Text(standing.plans.describe()), grid) if standing.plans else grid
+    return grid
 
 
 def _table(run: CollectRun) -> RenderableType:
@@ -230,13 +84,12 @@ def _table(run: CollectRun) -> RenderableType:
     looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
     for name, rows in dataset.tables().items():
         look = looks.pop(name, {})
-        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
+        accuracy = _accuracy(look) if expected else ()
+        table.add_row(f"t_{name}.csv", str(len(rows.read())), *accuracy)
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
-    settled = "more would change no plan" if run.plans else "accuracy has settled"
-    stopped = settled if done.stopped == "settled" else STOPPED[done.stopped]
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
+        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
         f"{done.again} measured twice"
     )

@@ -6,26 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from codl import files
-from codl.api.collect import LAST_LOOK_S
-from codl.api.explain import explained_result
-from codl.api.job import Job
-from codl.api.search import plan_result, search_all
-from codl.cli import options as opt
-from codl.cli.output import STDOUT, TERMINAL, document, note, warn
-from codl.cli.progress import ended, stage
+from codl.cli.output import STDOUT, TERMINAL, JsonOption, document, note, warn
+from codl.cli.progress import ended
 from codl.errors import CodlError, InterruptedCommandError
 from codl.evaluation.explain import explain_predicted
 from codl.files import check_folder
 from codl.frontend.convert import load_structure
+from codl.jobs import options as opt
+from codl.jobs.collect import LAST_LOOK_S
+from codl.jobs.explain import Explain, explained_result
+from codl.jobs.options import option
+from codl.jobs.search import Search, plan_result
 from codl.measure.budget import Budget
+from codl.report.html import write_report
 from codl.report.load import load_result
 from codl.report.results import EvalResult
 from codl.report.text_table import Table
@@ -47,17 +46,27 @@ PAGE, PLANS, WATERFALL, EVALUATION = "report.html", "plans.json", "waterfall.jso
 FOLDER = Path("codl-demo")
 #: How a step is run.
 COMMAND = (sys.executable, "-m", "codl")
+PREDICTED = (
+    "Predicted from latencies that were measured on another machine: ncnn on one core of an AMD "
+    "EPYC, OpenCL on the other."
+)
+ONE_CPU = "Both sides are one CPU, divided: it says nothing about a CPU beside a GPU."
+GAIN = "Gain: over the better processor."
+
 MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Measure this machine, too: its ops, and one model.")
+    bool, option("--measure", help="Measure this machine, too: its ops, and one model.")
 ]
-DemoBudgetOption = Annotated[
-    str,
-    typer.Option("--budget", help="Time to measure for, such as 1m.", callback=opt.duration),
+BudgetOption = Annotated[
+    float,
+    option("--budget", help="Time to measure for, such as 1m.", read=opt.read_budget, text="1m"),
 ]
 PageOption = Annotated[
     Path,
-    typer.Option(
-        "-o", "--output", help="The page. What it is made of lies beside it.", callback=opt.writable
+    option(
+        "-o",
+        "--output",
+        help="The page. What it is made of lies beside it.",
+        read=lambda text: opt.writable(Path(text)),
     ),
 ]
 
@@ -87,13 +96,11 @@ class DemoRow:
 
 def run_demo(
     measure: MeasureOption = False,
-    budget: DemoBudgetOption = "1m",
+    budget_s: BudgetOption = 60.0,
     output: PageOption = FOLDER / PAGE,
-    json: opt.JsonOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Show what codl does, in a minute: a table and a page, without a GPU, a file or a clone.
-
-    First from what ships: plans of some networks for a divided AMD EPYC, which somebody else's
+    """First from what ships: plans of some networks for a divided AMD EPYC, which somebody else's
     machine has measured; nothing runs, and every figure is predicted. With --measure this machine
     is then looked at, measured for --budget, and runs a network on either processor and on both.
     What was measured stays beside the page, and the same command goes on where it ended.
@@ -104,121 +111,72 @@ def run_demo(
     codl demo --measure --budget 5m -o tried/report.html
     """
     folder = output.parent
+
+    def show(content: Any) -> None:
+        if not json:
+            STDOUT.print(content)
+
     check_folder(folder)
     rows = _predicted(folder)
     results = [folder / PLANS, folder / WATERFALL]
-    if not json:
-        STDOUT.print(_predicted_table(rows))
-    _page(results, output)
+    title = f"Predicted for {SHIPPED}: nothing ran"
+    shared = [f"{row.shared} of {row.chains}" for row in rows]
+    show(_table(rows, title, "chains on both", shared, f"{PREDICTED} {ONE_CPU}"))
+    note(f"Wrote {write_report(results, output, apart=True)}")
     if measure:
-        _measure(output, opt.budget_of(budget))
-        result = load_result(folder / EVALUATION)
-        assert isinstance(result, EvalResult)
-        measured = _measured(result)
-        rows = (*rows, measured)
-        if not json:
-            STDOUT.print(_measured_table(measured, result))
-        _doubt(result)
-        _page([folder / EVALUATION, *results], output)
+        _measure(output, Budget(budget_s))
+        rows = (*rows, _measured(folder / EVALUATION, show))
+        write_report([folder / EVALUATION, *results], output, apart=True)
     else:
         note("`codl demo --measure` measures this machine, and runs a network on it.")
-    if not json:
-        STDOUT.print(f"The page: {output}")
-    else:
+    show(f"The page: {output}")
+    if json:
         content = [asdict(row) | {"speedup": row.speedup} for row in rows]
         print(document("demo", {"soc": SHIPPED, "rows": content, "page": str(output)}))
 
 
-def _page(results: Sequence[Path], output: Path) -> None:
-    from codl.report.html import write_report
-
-    note(f"Wrote {write_report(results, output, apart=True)}")
-
-
-PREDICTED = (
-    "Predicted from latencies that were measured on another machine: ncnn on one core of an AMD "
-    "EPYC, OpenCL on the other."
-)
-ONE_CPU = "Both sides are one CPU, divided: it says nothing about a CPU beside a GPU."
-GAIN = "Gain: over the better processor."
-
-
-def _predicted_table(rows: Sequence[DemoRow]) -> Table:
-    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", "chains on both")
-    title = f"Predicted for {SHIPPED}: nothing ran"
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*_cells(row), f"{row.shared} of {row.chains}")
-    table.caption = f"{PREDICTED} {ONE_CPU} {GAIN}"
+def _table(
+    rows: Sequence[DemoRow], title: str, last: str, cells: Sequence[str], caption: str
+) -> Table:
+    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", last)
+    table = Table(*columns, title=title, title_justify="left", caption=f"{caption} {GAIN}")
+    for row, cell in zip(rows, cells, strict=True):
+        times = [f"{ms:.1f}" for ms in (row.cpu_ms, row.gpu_ms, row.codl_ms)]
+        table.add_row(row.model, *times, f"{row.speedup:.2f}", cell)
     return table
-
-
-def _measured_table(row: DemoRow, result: EvalResult) -> Table:
-    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", "best library, all cores (ms)")
-    table = Table(*columns, title="Measured on this machine", title_justify="left")
-    best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
-    table.add_row(*_cells(row), best)
-    parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
-    halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""
-    table.caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles. {GAIN}"
-    return table
-
-
-def _doubt(result: EvalResult) -> None:
-    """Warn of latencies that are those of a busy machine, by their own spread."""
-    doubts = [f"{row.strategy}: {'; '.join(row.doubts)}" for row in result.rows if row.doubts]
-    if doubts:
-        warn(
-            f"Other programs seem to run beside it, so these are doubtful: {'. '.join(doubts)}. "
-            "`codl demo --measure` measures again."
-        )
-
-
-def _cells(row: DemoRow) -> list[str]:
-    times = [f"{ms:.1f}" for ms in (row.cpu_ms, row.gpu_ms, row.codl_ms)]
-    return [row.model, *times, f"{row.speedup:.2f}"]
-
-
-# From what ships.
 
 
 def _predicted(folder: Path) -> tuple[DemoRow, ...]:
-    """Plan the models, and write the results beside the page."""
-    jobs = {
-        (model, strategy): Job(
-            model=model, soc=SHIPPED, device=False, strategy=strategy, profile=False,
-            reporter=TERMINAL,
-        )
-        for model in MODELS
-        for strategy in STRATEGIES
-    }  # fmt: skip
-    plans = {}
-    for key, outcome in zip(jobs, search_all([*jobs.values()]), strict=True):
-        if isinstance(outcome, CodlError):
-            raise outcome
-        assert isinstance(outcome, FoundPlan)
-        plans[key] = outcome
-    best = [plans[model, "codl"] for model in MODELS]
-    result = {"soc": SHIPPED, "plans": [plan_result(plan) for plan in best], "failed": []}
-    files.write(folder / PLANS, document("search", result) + "\n")
-    model, job = MODELS[0], jobs[MODELS[0], "codl"]
-    stage(f"Explaining {model}")
-    network, plan = load_structure(model), plans[model, "codl"].plan
-    explained = explain_predicted(network, plan, job.context)
-    waterfall = explained_result(job, network, plan, explained)
-    files.write(folder / WATERFALL, document("explain", waterfall) + "\n")
-    return tuple(_planned(model, plans) for model in MODELS)
+    """Plan the models for the SoC that ships, and write the results beside the page."""
+    rows, best, plans = [], [], []
+    for model in MODELS:
+        found = {}
+        for strategy in STRATEGIES:
+            found[strategy] = Search(
+                model, soc=SHIPPED, strategy=strategy, profile=False, reporter=TERMINAL
+            ).run()
+        plan = found["codl"]
+        assert isinstance(plan, FoundPlan)
+        best.append(plan_result(plan))
+        plans.append(plan.plan)
+        rows.append(_row(model, found))
+    searched = {"soc": SHIPPED, "plans": best, "failed": []}
+    files.write(folder / PLANS, document("search", searched) + "\n")
+    job = Explain(MODELS[0], soc=SHIPPED, predicted=True, reporter=TERMINAL)
+    network = load_structure(MODELS[0])
+    explained = explained_result(
+        job, network, plans[0], explain_predicted(network, plans[0], job.context)
+    )
+    files.write(folder / WATERFALL, document("explain", explained) + "\n")
+    return tuple(rows)
 
 
-def _planned(model: str, plans: Mapping[tuple[str, str], FoundPlan]) -> DemoRow:
-    predicted_ms = [plans[model, strategy].plan.predicted_ms for strategy in STRATEGIES]
-    chains = plans[model, "codl"].plan.chains
+def _row(model: str, found: Mapping[str, object]) -> DemoRow:
+    plans = [outcome.plan for outcome in found.values() if isinstance(outcome, FoundPlan)]
+    cpu_ms, gpu_ms, codl_ms = (plan.predicted_ms or 0.0 for plan in plans)
+    chains = plans[-1].chains
     shared = sum(0 < chain.gpu_ratio < 1 for chain in chains)
-    cpu_ms, gpu_ms, codl_ms = (ms or 0.0 for ms in predicted_ms)
     return DemoRow(model, cpu_ms, gpu_ms, codl_ms, "computed", len(chains), shared)
-
-
-# On this machine.
 
 
 def _measure(output: Path, limit: Budget) -> None:
@@ -241,19 +199,33 @@ def _measure(output: Path, limit: Budget) -> None:
     _step(output, f"eval {of} {how} -o", str(folder / EVALUATION))
 
 
-def _measured(result: EvalResult) -> DemoRow:
-    """Raises `CodlError` where the network did not run on either processor and on both."""
+def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
+    """Show the evaluation; raises `CodlError` where the network did not run by each strategy."""
+    result = load_result(file)
+    assert isinstance(result, EvalResult)
     levels = {row.strategy: row.latency_ms.level for row in result.rows if row.latency_ms}
     failed = [row for row in result.rows if row.strategy in STRATEGIES and not row.latency_ms]
     if failed:
         raise CodlError(f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason}")
-    libraries = [name for name in PEERS if name in levels]
-    library = min(libraries, key=levels.__getitem__, default="")
+    library = min((name for name in PEERS if name in levels), key=levels.__getitem__, default="")
     cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
-    return DemoRow(
+    row = DemoRow(
         MEASURED, cpu_ms, gpu_ms, codl_ms, "measured",
         library=library, library_ms=levels.get(library),
     )  # fmt: skip
+    best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
+    parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
+    halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""
+    caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles."
+    title, last = "Measured on this machine", "best library, all cores (ms)"
+    show(_table([row], title, last, [best], caption))
+    doubts = [f"{row.strategy}: {'; '.join(row.doubts)}" for row in result.rows if row.doubts]
+    if doubts:
+        warn(
+            f"Other programs seem to run beside it, so these are doubtful: {'. '.join(doubts)}. "
+            "`codl demo --measure` measures again."
+        )
+    return row
 
 
 def _step(output: Path, command: str, *paths: str) -> None:

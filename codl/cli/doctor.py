@@ -13,20 +13,23 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from codl.cli.options import JsonOption, OutputOption, SerialOption, read_budget
-from codl.cli.output import emit, note, progress
+from codl.cli.output import JsonOption, OutputOption, emit, note, progress
 from codl.doctor import BUDGET_S, examine
+from codl.jobs.options import SerialOption, option, read_budget
 from codl.measure.budget import Budget
 from codl.report.text_table import Table
 from codl.targets.checks import Finding
 
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Leave out the kernels, which take a minute or more.")
+    bool, option("--quick", help="Leave out the kernels, which take a minute or more.")
 ]
 BudgetOption = Annotated[
-    str,
-    typer.Option(
-        "--budget", help="How long all kernels may take, such as 90s or 10m: the rest is quick."
+    float,
+    option(
+        "--budget",
+        help="How long all kernels may take, such as 90s or 10m: the rest is quick.",
+        read=read_budget,
+        text=f"{BUDGET_S:g}s",
     ),
 ]
 
@@ -34,22 +37,20 @@ BudgetOption = Annotated[
 def check_device(
     serial: SerialOption = "local",
     quick: QuickOption = False,
-    budget: BudgetOption = f"{BUDGET_S:g}s",
+    budget_s: BudgetOption = BUDGET_S,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Check that a device has what codl needs, and that every kernel variant is right on it.
-
-    Python, packages, OpenCL drivers, cores, memory and room are looked at, and every kernel variant
-    computes small ops that NumPy computes too. Drivers work in processes of their own, so that one
-    that crashes is a failed check. Every check that fails says what to do; the exit code is 1 then.
+    """Python, packages, OpenCL drivers, cores, memory and room are looked at, and every kernel
+    variant computes small ops that NumPy computes too. Drivers work in processes of their own, so
+    that one that crashes is a failed check. Every check that fails says what to do; the exit code
+    is 1 then.
 
     [dim]Examples:[/dim]
     codl doctor
     codl doctor --quick --json
     codl doctor --serial process --budget 2m
     """
-    budget_s = read_budget(budget)
     findings: list[Finding] = []
     limit = Budget()
     with limit.keeping(findings):

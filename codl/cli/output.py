@@ -7,19 +7,34 @@ import os
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from codl import files
-from codl.api.reporter import Reporter
 from codl.cli.progress import ended, is_quiet, say
 from codl.cli.progress import note as note
 from codl.cli.progress import progress as progress
 from codl.cli.progress import stage as stage
 from codl.files import printable
+from codl.jobs.job import Reporter
+from codl.jobs.options import option, result_file
 from codl.provenance import provenance
+
+JsonOption = Annotated[bool, option("--json", help="Print the result as JSON.")]
+OutputOption = Annotated[
+    Path | None,
+    option(
+        "-o",
+        "--output",
+        help="Write the result to this file as JSON, for `codl report`.",
+        read=lambda text: result_file(Path(text)),
+    ),
+]
+PlacementOption = Annotated[
+    bool, option("--placement", help="Show where every op runs, not only a summary.")
+]
 
 #: Tables are as wide as the terminal, as COLUMNS says, or as this.
 WIDTH = 160
@@ -79,7 +94,7 @@ def fail(text: str) -> None:
 
 
 class Terminal(Reporter):
-    """Shows what functions of `codl.api` tell, on stderr."""
+    """Shows the progress of jobs on stderr."""
 
     note = staticmethod(note)
     stage = staticmethod(stage)

@@ -1,16 +1,15 @@
-"""What a command is at, told on stderr: on a terminal at once, elsewhere where it takes long.
+"""Progress of a command, on stderr.
 
-Where no terminal is, nothing is said of what takes less than `SILENT_S` seconds, and then a line as
-often. `--verbose` tells all of it there, too, and `--quiet` nothing but warnings and errors.
+On a terminal a line or a bar changes while a stage goes on. Elsewhere a stage that takes longer
+than `SILENT_S` seconds is told once, and from then on the command is heard of every `REPEAT_S`
+seconds. `--verbose` tells every stage there, and `--quiet` nothing but warnings and errors.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter
 
@@ -26,20 +25,16 @@ from rich.progress import Progress as RichProgress
 from rich.status import Status
 from rich.text import Text
 
-from codl import files
-from codl.errors import CodlError
 from codl.files import printable
 from codl.measure.budget import Progress
 
 STDERR = Console(stderr=True, markup=False, emoji=False)
-#: A stage that says nothing is reported as often, in seconds.
-SILENT_S = 3.0
-#: On a terminal what is left of a stage is told from here on, in seconds.
+#: Seconds until a stage is told, and until one that was told before is told again.
+SILENT_S, REPEAT_S = 3.0, 30.0
+#: On a terminal a stage that took longer, in seconds, keeps its line.
 SHORT_S = 1.0
 #: How much is told: `always`, `never`, or by default what fits where stderr goes.
 VARIABLE = "CODL_PROGRESS"
-#: Of stages whose durations are remembered.
-MOST_STAGES = 300
 
 
 def is_told() -> bool:
@@ -52,71 +47,36 @@ def is_quiet() -> bool:
     return os.environ.get(VARIABLE) == "never"
 
 
-class Durations:
-    """How long stages took the last time, by what was said of them; on disk, beside the cache."""
-
-    def __init__(self, path: Callable[[], Path]) -> None:
-        self._path = path
-        self._seconds: dict[str, float] | None = None
-
-    def get(self, stage: str) -> float | None:
-        return self._known().get(stage)
-
-    def keep(self, stage: str, seconds: float) -> None:
-        """What cannot be kept is asked for once more: nothing depends on it."""
-        known = {**self._known()}
-        known.pop(stage, None)  # the last one stands last
-        known[stage] = round(seconds, 1)
-        self._seconds = dict([*known.items()][-MOST_STAGES:])
-        with suppress(OSError, CodlError):
-            files.write(self._path(), json.dumps(self._seconds, indent=0))
-
-    def _known(self) -> Mapping[str, float]:
-        if self._seconds is None:
-            try:
-                content = json.loads(self._path().read_bytes())
-                self._seconds = {str(name): float(value) for name, value in content.items()}
-            except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-                self._seconds = {}
-        return self._seconds
-
-
-def _durations_file() -> Path:
-    from codl.runtime.cache import folder
-
-    return folder() / "stages.json"
-
-
 class CurrentStage:
-    """What a command is at, how long it is expected to take, and when something was last said.
+    """The stage of a command, and when something was last said. A thread reads it.
 
-    A thread reads it. Where steps are counted, `count` says how far they are.
+    Where steps are counted, `count` says how far they are.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = perf_counter, durations: Durations | None = None
-    ) -> None:
-        self._clock, self._durations = clock, durations
-        self.text, self._steps, self._since = "", "", clock()
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._told: set[str] = set()
+        self._heard = clock()
         self.begin("")
 
-    def begin(self, text: str, expected_s: float | None = None) -> None:
-        """Another stage; the empty text ends the last."""
-        self._keep()
-        self.text, self._steps = text, ""
-        self._since = self._clock()
-        if not text:
-            self._told = self._since
-        known = self._durations.get(text) if self._durations and text else None
-        self._end = None if (left := expected_s or known) is None else self._since + left
+    def begin(self, text: str, expected_s: float | None = None) -> bool:
+        """Another stage, the empty text for none; whether it was not told before."""
+        self.text, self._steps, self._since = text, "", self._clock()
+        self._end = None if expected_s is None else self._since + expected_s
+        return text not in self._told
+
+    def forget(self) -> None:
+        """Another command: no stage was told yet."""
+        self._told.clear()
 
     def count(self, done: int, total: int, seconds_left: float) -> None:
         self._steps = f": {done}/{total}"
         self._end = self._clock() + seconds_left
 
-    def hear(self) -> None:
-        """Something was said."""
-        self._told = self._clock()
+    def hear(self, text: str = "") -> None:
+        """Something was said, such as the stage of this text."""
+        self._heard = self._clock()
+        self._told.add(text)
 
     @property
     def age_s(self) -> float:
@@ -129,15 +89,15 @@ class CurrentStage:
         return f"{_span(now - self._since)} so far{left}"
 
     def overdue(self) -> str:
-        """What to say of it now; empty where something was said lately."""
-        if not self.text or self._clock() - self._told < SILENT_S:
+        """A line about the stage where one is due; else empty."""
+        now = self._clock()
+        since, silent_s = max(self._heard, self._since), SILENT_S
+        if self.text in self._told:
+            since, silent_s = self._heard, REPEAT_S
+        if not self.text or now - since < silent_s:
             return ""
-        time = f": {self.time()}" if self.age_s > SHORT_S else ""
-        return f"{self.text}{self._steps}{time}"
-
-    def _keep(self) -> None:
-        if self._durations and self.age_s > SHORT_S and not self._steps:
-            self._durations.keep(self.text, self.age_s)
+        self.hear(self.text)
+        return f"{self.text}{self._steps}: {self.time()}"
 
 
 def _span(seconds: float) -> str:
@@ -145,13 +105,13 @@ def _span(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
-STAGE = CurrentStage(durations=Durations(_durations_file))
-#: A line that changes at the bottom of a terminal, meanwhile.
+STAGE = CurrentStage()
+#: The changing line at the bottom of a terminal, where there is one.
 _lines: list[Status] = []
 
 
 def ended() -> None:
-    """Nothing is being done any more."""
+    """No stage goes on any more."""
     _put_away()
     STAGE.begin("")
 
@@ -165,7 +125,7 @@ def _put_away() -> None:
 
 @contextmanager
 def heartbeat() -> Iterator[None]:
-    """Meanwhile a stage that takes long says so every few seconds, on stderr."""
+    """Tells long stages on stderr meanwhile."""
     over = Event()
 
     def beat() -> None:
@@ -199,14 +159,16 @@ def note(text: str) -> None:
 
 
 def stage(text: str, expected_s: float | None = None) -> None:
-    """What is done from now on, and for how long as far as that is known.
+    """A line about what is done from now on, and for how long as far as that is known.
 
     A terminal has a line that tells the time, and keeps it where it took long.
     """
     _put_away()
-    STAGE.begin(text, expected_s)
+    is_new = STAGE.begin(text, expected_s)
     if not STDERR.is_terminal:
-        note(text)
+        if is_new and is_told():
+            note(text)
+            STAGE.hear(text)
     elif is_told():
         line = Status(Text(printable(text)), console=STDERR)
         line.start()
@@ -233,14 +195,12 @@ def progress(label: str, below: Callable[[], RenderableType] | None = None) -> I
     tells how far it is, and what stands below comes at the end.
     """
     below = below or Group
-    _put_away()
     if not STDERR.is_terminal or not is_told():
-        STAGE.begin(label)
-        note(label)
+        stage(label)
         try:
             yield STAGE.count
         finally:
-            STAGE.begin("")
+            ended()
             if is_told():
                 with STDERR.capture() as shown:
                     STDERR.print(below())
@@ -254,7 +214,7 @@ def progress(label: str, below: Callable[[], RenderableType] | None = None) -> I
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
     )
-    STAGE.begin("")  # the bar says it all
+    ended()  # the bar says it all
     with _Bar(*columns, below=below) as bar:
         task = bar.add_task(label, total=None, left="")
 

@@ -1,120 +1,29 @@
-"""`codl run`: a model, or a bundle, by one plan."""
+"""`codl run` and `codl package`: a model by one plan, at once or as one file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import numpy as np
 from rich.console import Group
 
-from codl import files
-from codl.cli import options as opt
-from codl.cli.job_options import JobOptions, with_options
-from codl.cli.output import emit, note, warn
-from codl.cli.trace import trace_file
+from codl.cli.output import JsonOption, OutputOption, PlacementOption, emit, warn
+from codl.cli.plan_tables import op_placement_table
+from codl.jobs.run import Package, Run
+from codl.report.text_table import Table
 
-if TYPE_CHECKING:
-    from codl.api.job import Job
-
-NPZ = ".npz"
-#: A run that takes twice its prediction is worth a word.
+#: A run that takes twice its prediction is worth a warning.
 FAR_OFF = 2.0
-ModelOrBundle = Annotated[str, typer.Argument(help=f"{opt.MODELS}, or a bundle (.codl).")]
-InputsOption = Annotated[
-    Path | None, typer.Option("--inputs", help="Inputs by name; seeded random ones by default.")
-]
 
 
-def _arrays_file(path: Path | None) -> Path | None:
-    if path is not None and path.suffix != NPZ:
-        raise typer.BadParameter(f"outputs go to an {NPZ} file, got {path}", param_hint="--outputs")
-    return opt.writable(path)
-
-
-OutputsOption = Annotated[
-    Path | None,
-    typer.Option("--outputs", help="Where outputs go, an .npz file.", callback=_arrays_file),
-]
-AdaptOption = Annotated[
-    bool,
-    typer.Option(
-        "--adapt/--no-adapt",
-        help="Change to a balanced plan where one processor becomes slower or faster. Both plans "
-        "are in memory while they are compared. As many inferences as --rounds come before those "
-        "that are timed.",
-    ),
-]
-TrustOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Load a bundle though it was not written by this user on this machine: it may do "
-        "anything.",
-    ),
-]
-StrictOption = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Fall back on nothing: a kernel or a GPU that fails is an error.",
-    ),
-]
-RoundsOption = Annotated[
-    int, typer.Option("--rounds", min=1, max=opt.MOST_ROUNDS, help="Timed runs, in a row.")
-]
-
-
-TraceOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Profile it some times more, and write a trace for Perfetto, as `codl trace` does.",
-        callback=trace_file,
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunJobOptions(JobOptions):
-    """Of a bundle too, and with what holds for this run alone."""
-
-    model: ModelOrBundle
-    threads: opt.ThreadsOption = None
-    cpu_affinity: opt.AffinityOption = None
-    gpu_performance: opt.PerformanceOption = None
-    gpu_priority: opt.PriorityOption = None
-    max_kernel_ms: opt.LongestOption = None
-    gpu_duty: opt.DutyOption = None
-
-    def job(self, **more: Any) -> Job:
-        from codl.api.job import RunOptions
-
-        options = {name: getattr(self, name) for name in RunOptions.__dataclass_fields__}
-        return super().job(options=RunOptions(**options), **more)
-
-
-@with_options
 def run_model(
-    asked: RunJobOptions,
-    inputs: InputsOption = None,
-    outputs: OutputsOption = None,
-    rounds: RoundsOption = 20,
-    adapt: AdaptOption = False,
-    every: opt.PlacementOption = False,
-    trust: TrustOption = False,
-    check: opt.CheckOption = True,
-    strict: StrictOption = False,
-    trace: TraceOption = None,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    job: Run,
+    every: PlacementOption = False,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
-    """Run a model by a plan or a strategy, or a bundle, and print its latency.
-
-    Latency is over back-to-back runs after two warm-ups.
+    """Latency is over back-to-back runs after two warm-ups.
 
     --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
@@ -138,21 +47,7 @@ def run_model(
     codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
     codl run yolov2 --soc host --trace yolov2.pftrace
     """
-    from codl.api.run import RunHow, run
-    from codl.cli.plan_tables import op_placement_table
-
-    how = RunHow(
-        rounds=rounds,
-        inputs=inputs,
-        adapts=adapt,
-        trusted=trust,
-        check=check,
-        strict=strict,
-        trace=trace,
-    )
-    result, done = run(asked.job(), how)
-    if outputs is not None:
-        _write(outputs, done.outputs)
+    result, done = job.run()
 
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
@@ -163,12 +58,20 @@ def run_model(
     _warn_of_no_numbers(done.outputs)
 
 
-def _write(file: Path, outputs: Mapping[str, Any]) -> None:
-    import numpy as np
+def package_model(job: Package, json: JsonOption = False) -> None:
+    """The file holds the plan, the executable, its weights as each processor takes them, and the
+    compiled kernels, with checksums. It is for one SoC; with another driver its kernels are
+    compiled from source. The file is only kept after another process has loaded it and computed
+    the same outputs. Those are compared with ONNX Runtime's before, as `codl run` does, and lie in
+    the file: where it runs on another device or driver, it is compared with them.
 
-    with files.writing(file) as partial, partial.open("wb") as opened:
-        np.savez(opened, **outputs)
-    note(f"Wrote {file}")
+    [dim]Examples:[/dim]
+    codl package yolov2 --soc host -o yolov2.codl
+    codl package model.onnx --soc host --plan plan.json -o model.codl
+    codl run yolov2.codl
+    """
+    result = job.run()
+    emit("package", result, lambda: _package_table(result), as_json=json)
 
 
 def _summary(result: Mapping[str, Any]) -> str:
@@ -204,8 +107,6 @@ def _warn_of_prediction(result: Mapping[str, Any]) -> None:
 
 def _warn_of_no_numbers(outputs: Mapping[str, Any]) -> None:
     """Where a weight or an input is NaN or too large, so may everything behind it be."""
-    import numpy as np
-
     for name, values in outputs.items():
         if values.size and not np.isfinite(values).any():
             warn(
@@ -238,3 +139,16 @@ def _changed(adaptation: Mapping[str, Any] | None) -> str:
         f"; the plan changed {len(changes)} times in {adaptation['runs']} runs, the last time from "
         f"{last['before_ms']:.2f} to {last['after_ms']:.2f} ms"
     )
+
+
+def _package_table(result: Mapping[str, Any]) -> Table:
+    table = Table("", "ms", title=f"{result['file']}, {result['bytes'] / 1e6:.1f} MB")
+    table.add_row("a new process to its first output", f"{result['cold_start_ms']:.0f}")
+    table.add_row("  Python's modules", f"{result['import_ms']:.0f}")
+    table.add_row("  the bundle", f"{result['load_ms']:.0f}")
+    table.add_row("  the first inference", f"{result['first_run_ms']:.0f}")
+    table.caption = (
+        f"{result['model']} by {result['strategy']} on {result['soc']}, measured; outputs are "
+        f"those of the engine that made it (max_rel_err {result['max_rel_err']:.1g})"
+    )
+    return table

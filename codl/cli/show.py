@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from codl import files
-from codl.cli import options as opt
-from codl.cli.output import emit, note
+from codl.bundle.archive import EXECUTABLE, Archive
+from codl.cli.listing import content, render
+from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.cli.plan_tables import plan_table
 from codl.errors import CodlError, InvalidFileError
 from codl.files import BUNDLE
+from codl.ir.constants import array_digest
+from codl.ir.executable import Executable
+from codl.ir.executable_json import decode, encode
+from codl.ir.plan import Plan, load_plan
+from codl.jobs import options as opt
+from codl.jobs.options import argument, option
+from codl.lower import lower
 from codl.measure import FOLDER as DATASETS
-
-if TYPE_CHECKING:
-    from codl.ir.executable import Executable
-    from codl.ir.plan import Plan
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
+from codl.records import soc as socs
 
 FileArgument = Annotated[
-    Path, typer.Argument(help=f"A plan or an executable (.json), or a bundle ({BUNDLE}).")
+    Path, argument(f"A plan or an executable (.json), or a bundle ({BUNDLE}).")
 ]
 LowerOption = Annotated[
     str | None,
-    typer.Option("--soc", help="Lower a plan for this SoC, and show the executable."),
+    option("--soc", help="Lower a plan for this SoC, and show the executable."),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="The model of the plan, if not the built-in one of its name."),
+    option("--model", help="The model of the plan, if not the built-in one of its name."),
 ]
 ExecutableOption = Annotated[
     Path | None,
-    typer.Option("--executable", help="Write the executable that is shown to this .json file."),
+    option("--executable", help="Write the executable that is shown to this .json file."),
 ]
 
 
@@ -43,12 +51,10 @@ def show_file(
     batch: opt.BatchOption = None,
     dataset: opt.DatasetsOption = DATASETS,
     executable: ExecutableOption = None,
-    output: opt.OutputOption = None,
-    json: opt.JsonOption = False,
+    output: OutputOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Show what a plan says, or what a bundle or an executable allocates and runs, in order.
-
-    No device is needed. With --soc a plan is lowered first: the listing is then that of its
+    """No device is needed. With --soc a plan is lowered first: the listing is then that of its
     executable, which --executable keeps, without the arrays of its constants.
 
     [dim]Examples:[/dim]
@@ -57,11 +63,6 @@ def show_file(
     codl show plan.json --soc host --executable yolov2.json
     codl show yolov2.json --json
     """
-    from codl.cli.listing import content, render
-    from codl.ir.constants import array_digest
-    from codl.ir.executable_json import encode
-    from codl.ir.plan import Plan
-
     loaded = _read(file)
     if isinstance(loaded, Plan):
         if soc is None:
@@ -82,9 +83,6 @@ def show_file(
 
 def _read(file: Path) -> Plan | bytes:
     """A plan, or the JSON of an executable; raises `InvalidFileError` for what is neither."""
-    from codl.bundle.archive import EXECUTABLE, Archive
-    from codl.ir.plan import load_plan
-
     if file.suffix == BUNDLE:
         return bytes(Archive(file).part(EXECUTABLE))
     text = files.read_bytes(file)
@@ -97,8 +95,6 @@ def _read(file: Path) -> Plan | bytes:
 
 
 def _decoded(file: Path, text: bytes) -> Executable:
-    from codl.ir.executable_json import decode
-
     try:
         return decode(text, _no_array)
     except CodlError as error:
@@ -111,10 +107,6 @@ def _no_array(digest: str) -> Any:
 
 def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path) -> Executable:
     from codl.frontend.convert import load_network  # what needs no model needs no ONNX
-    from codl.lower import lower
-    from codl.measure import tuning_file
-    from codl.measure.dataset import Dataset
-    from codl.records import soc as socs
 
     described = socs.load(soc)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
@@ -122,8 +114,6 @@ def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path)
 
 
 def _show_plan(plan: Plan, *, as_json: bool, output: Path | None) -> None:
-    from codl.cli.plan_tables import plan_table
-
     result = {"kind": "plan", **plan.to_json()}
     result.pop("version")
 

@@ -3,129 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from codl.cli import options as opt
-from codl.cli.job_options import ModelOptions, with_options
-from codl.cli.output import emit, note
+from codl.cli.output import JsonOption, OutputOption, emit
 from codl.errors import CodlError
-from codl.measure import SEED
+from codl.jobs.validate import Validate
 from codl.report.text_table import Table
-
-if TYPE_CHECKING:
-    from codl.api.validate import Checking
-    from codl.validate.remedy import Remedy
-    from codl.validate.validation import Validation
-
-#: What --half is short for.
-HALF = "half_storage"
-InputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        help="Inputs by name in an .npz file, an image, or a folder of files of either; random "
-        "ones by default. A deployment file says how images are preprocessed.",
-    ),
-]
-LabelsOption = Annotated[
-    Path | None,
-    typer.Option("--labels", help="Classes of the files of --inputs: lines of name and number."),
-]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
-CosineOption = Annotated[
-    float | None,
-    typer.Option(
-        "--cosine",
-        min=-1.0,
-        max=1.0,
-        help="Outputs are right from this cosine on: {codl.validate.validation:COSINE}, or "
-        "{codl.validate.validation:COSINE_OF_ROUNDED} of a model that rounds what it multiplies to "
-        "8 bits, if not given.",
-    ),
-]
-HalfOption = Annotated[
-    bool,
-    typer.Option(
-        "--half",
-        help="Store the GPU's tensors as halves, and find the ops that must stay in float32: "
-        "--precision half_storage.",
-    ),
-]
-PlanPrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        help="Take every kernel of the plan's at this precision, of {codl.ir.types:PRECISIONS}, "
-        "and find the ops that must stay in float32. By default as they are planned.",
-        show_default=False,
-    ),
-]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Look for no fallback: what is wrong is an error.")
-]
-WritePlanOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-plan",
-        help="Write the plan, with its fallbacks, to a file.",
-        callback=opt.writable,
-    ),
-]
-WriteSocOption = Annotated[
-    bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")
-]
+from codl.validate.remedy import Remedy, reason_of
+from codl.validate.validation import Validation
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidateOptions(ModelOptions):
-    """With what it is checked on, and how."""
-
-    inputs: InputOption = None
-    labels: LabelsOption = None
-    seed: SeedOption = SEED
-    cosine: CosineOption = None
-    precision: PlanPrecisionOption = None
-    half: HalfOption = False
-    strict: StrictOption = False
-    budget: opt.BudgetOption = None
-
-    def how(self) -> Checking:
-        """Raises `CodlError` for options that contradict each other."""
-        from codl.api.validate import Checking
-
-        if self.half and self.precision not in (None, HALF):
-            raise CodlError(
-                f"--half is --precision {HALF}, got --precision {self.precision} beside it."
-            )
-        return Checking(
-            inputs=self.inputs,
-            labels=self.labels,
-            seed=self.seed,
-            cosine=self.cosine,
-            precision=HALF if self.half else self.precision,
-            remedies=not self.strict,
-            budget=None if self.budget is None else opt.budget_of(self.budget),
-        )
-
-
-@with_options
-def validate_plan(
-    asked: ValidateOptions,
-    write_plan: WritePlanOption = None,
-    write_soc: WriteSocOption = False,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
-) -> None:
-    """Check that every op of a plan, and the whole of it, computes what it should.
-
-    Each part of an op runs alone in the kernel variant that the plan has for it, on the inputs that
-    the reference has there, so that errors do not add up. Then the plan runs as it is, and the
+def validate_plan(job: Validate, json: JsonOption = False, output: OutputOption = None) -> None:
+    """Each part of an op runs alone in the kernel variant that the plan has for it, on the inputs
+    that the reference has there, so that errors do not add up. Then the plan runs as it is, and the
     error that has added up is told layer by layer. So an op that is wrong and a model that drifts
     look different. Where no predictors are trained and --plan is not given, all ops are checked on
     the GPU that it has kernels for; with --strategy cpu on the CPU.
@@ -145,22 +39,14 @@ def validate_plan(
     codl validate model.onnx --soc host --plan plan.json --inputs in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
-    from codl.api.validate import add_to_soc, check_model
-    from codl.plan.build_plan import for_soc
-
-    how = asked.how()
-    result, done = check_model(asked.job(), how)
+    result, done = job.run()
     validation, remedy = done.validation, done.remedy
-    if write_plan is not None:
-        note(f"Wrote {done.kept.save(write_plan)}")
-    if write_soc and remedy is not None and remedy.fallbacks:
-        note(f"Wrote {add_to_soc(asked.soc, for_soc(done.written, remedy.fallbacks))}")
 
     def render() -> Group:
         return tables_of(result, validation, remedy)
 
     emit("validate", result, render, as_json=json, output=output)
-    if asked.strict and validation.whole.refused:
+    if job.strict and validation.whole.refused:
         raise CodlError(f"--strict: {'; '.join(map(str, validation.whole.refused))}")
     if validation.left or (validation.is_wrong and not (remedy and remedy.ok)):
         raise typer.Exit(1)
@@ -220,8 +106,6 @@ def _sample_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(validation: Validation) -> list[str]:
-    from codl.validate.remedy import reason_of
-
     outputs = validation.whole.worst
     lines = [
         f"{check.part.label} on the {check.part.processor} in {check.part.variant} is "

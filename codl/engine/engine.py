@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
@@ -98,6 +99,8 @@ class Engine:
     _cpu_fallback: CpuFallback | None = None
     #: Whether the CPU goes on where the GPU fails.
     _recovers = False
+    #: What is closed with the engine, such as its target.
+    _owned: ExitStack | None = None
 
     @classmethod
     def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
@@ -397,6 +400,12 @@ class Engine:
         if self._in_onnxruntime is not None:
             self._in_onnxruntime.close()
         self._loaded.close()
+        if self._owned is not None:
+            self._owned.close()
+
+    def owns(self, resources: ExitStack) -> None:
+        """Close these with the engine, too."""
+        self._owned = resources
 
     def __enter__(self) -> Engine:
         return self

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
-from codl.errors import CodlError, DeviceError, UnsupportedError
+from codl.engine.opencl_peer import OpenClAll
+from codl.errors import CodlError, DeviceError, UnknownNameError, UnsupportedError
 from codl.evaluation.closeness import Closeness, closeness, worst
-from codl.evaluation.peers import started
 from codl.frontend import models
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -21,15 +22,17 @@ from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
+from codl.measure.peers import PEERS, Tensors
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.price import predicted_spans, stage_times, walk
 from codl.plan.profile_feedback import paced
 from codl.records import statistic
 from codl.records.results import SINGLES, EvalRow, Latency, PeerRun, TimeSpan, doubts, times_faster
-from codl.strategies import ideal
+from codl.records.soc import Soc
+from codl.strategies import STRATEGIES, ideal
 from codl.strategies.base import Context, Strategy
-from codl.targets.base import Started
+from codl.targets.base import Started, Target
 
 if TYPE_CHECKING:  # strategies, which are imported all together, need no ONNX
     import onnx
@@ -40,7 +43,8 @@ class Evaluation:
     """A row for every strategy, the ideal and every peer, and what they rest on.
 
     `timelines` are the spans of a profile for each strategy that ran, `predicted` those that it was
-    predicted to have, `plans` what ran, by fingerprint; `digest` is that of the `model`.
+    predicted to have, `plans` what ran, by fingerprint; `digest` is that of the `model`. One that
+    Ctrl-C ended `is_cut_short`: it has fewer rounds, and no profiles.
     """
 
     model: str
@@ -49,6 +53,7 @@ class Evaluation:
     timelines: Mapping[str, Sequence[TimeSpan]]
     plans: Mapping[str, Plan]
     predicted: Mapping[str, Sequence[TimeSpan]] = field(default_factory=dict)
+    is_cut_short: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,60 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
         outputs = dict(zip(names, values, strict=True))
         return network, ReferenceRun(fix_batch(loaded.whole()), inputs, outputs)
     raise UnsupportedError(f"ONNX Runtime cannot run the model: {said_by_onnx_runtime(problem)}")
+
+
+def check_peers(names: Sequence[str], soc: Soc) -> None:
+    """Raise `CodlError` for a peer that is unknown, not installed, or nothing for this SoC."""
+    for name in names:
+        if name not in PEERS:
+            raise UnknownNameError("peer", name, PEERS)
+        missing = [package for package in PEERS[name].packages if find_spec(package) is None]
+        if missing:
+            raise CodlError(
+                f"The peer {name!r} needs {', '.join(missing)}, which is not installed: "
+                "`pip install codl[peers]`."
+            )
+        if name == OpenClAll.name and not soc.gpu.is_cpu:
+            raise CodlError(
+                f"opencl-all is our kernels on every core of a CPU; the OpenCL device of "
+                f"{soc.name!r} is a {soc.gpu.type}: the strategy is called gpu."
+            )
+
+
+def with_opencl_all(names: Sequence[str], soc: Soc) -> list[str]:
+    """Beside other libraries on every core of a host, our own kernels on every core."""
+    added = [OpenClAll.name] if names and soc.gpu.is_cpu else []
+    return list(dict.fromkeys([*names, *added]))
+
+
+@contextmanager
+def started(
+    names: Sequence[str],
+    model: onnx.ModelProto,
+    network: Network,
+    inputs: Tensors,
+    context: Context,
+    target: Target,
+) -> Iterator[Mapping[str, Started | CodlError]]:
+    """Peers of a model on a target, fed and warm, or why they cannot be; they end with the context.
+
+    `model` has fixed sizes, and `network` is what codl made of it.
+    """
+    peers: dict[str, Started | CodlError] = {}
+    try:
+        for name in names:
+            context.note(f"{network.name}: starting {name}")
+            try:
+                is_ours = name == OpenClAll.name
+                plan = STRATEGIES["gpu"].plan(network, context) if is_ours else None
+                peers[name] = target.start_peer(name, model.SerializeToString(), inputs, plan)
+            except CodlError as error:
+                peers[name] = error
+        yield peers
+    finally:
+        for peer in peers.values():
+            if not isinstance(peer, CodlError):
+                peer.close()
 
 
 def evaluate(
@@ -119,7 +178,8 @@ def evaluate(
                     models[name] = peer
             context.note(f"{model}: measuring {', '.join(models)} interleaved")
             anchors = context.tuning if usual_ms else None
-            effort = replace(effort, max_seconds=budget.share().seconds if budget else None)
+            max_seconds = budget.share().seconds if budget else None
+            effort = replace(effort, max_seconds=max_seconds, keep_cut=True)
             times = target.time(models, effort, with_energy=True, anchors=anchors)
         if times.sensors:
             context.note(f"energy by {', '.join(times.sensors)}")
@@ -127,20 +187,31 @@ def evaluate(
             if reason := times.failed.get(_timed_as(row)):
                 rows[name] = failed_row(model, name, reason)
         slower = slowdown(times.anchors, usual_ms)
-        limit = _ideal(network, context) if with_ideal else None
+        is_whole = not times.is_cut_short  # a command that was interrupted has little time left
+        limit = _ideal(network, context) if with_ideal and is_whole else None
         rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
-        rows, foreseen = _predicted(rows, engines, network, context)
+        foreseen: dict[str, Sequence[TimeSpan]] = {}
+        if is_whole:
+            rows, foreseen = _predicted(rows, engines, network, context)
         results = [rows.pop(strategy.name) for strategy in strategies]
         results += [*([limit] if limit else []), *rows.values()]
         profiles: dict[str, Sequence[TimeSpan]] = {}
-        for name in times.latency_ms.keys() & engines.keys():
+        for name in times.latency_ms.keys() & engines.keys() if is_whole else ():
             with suppress(CodlError):  # its latency is kept
                 profiles[name] = engines[name].profile()
         timelines, predicted = (
             {r.strategy: spans[_timed_as(r)] for r in results if _timed_as(r) in spans}
             for spans in (profiles, foreseen)
         )
-    return Evaluation(model, network.content_digest, results, timelines, plans, predicted)
+    return Evaluation(
+        model,
+        network.content_digest,
+        results,
+        timelines,
+        plans,
+        predicted,
+        is_cut_short=times.is_cut_short,
+    )
 
 
 def _engines(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.parallel_convolutions import merge_parallel_convolutions
 from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes, widen_products
 from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
+from codl.frontend.graph.shapes import fix_shapes
+from codl.frontend.graph.weights import Model
 from codl.frontend.unsupported import ENCLOSED, enclose, enclosed
 from codl.ir.network import Layer, Network, as_float32
 from codl.ir.onnx_node import Node
@@ -29,6 +31,9 @@ from codl.ir.ops.movement import Reshape
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.ops.reductions import Reduce
 from codl.ir.region import Shape, as_nchw
+
+if TYPE_CHECKING:
+    from codl.frontend.models import ModelSource
 
 #: Functions that some numbers have no finite value of. By name: which input must be at least zero
 #: (1) or above it (2) so that the value is finite; 3 where its sign does not tell.
@@ -53,10 +58,53 @@ def load_network(
 
     `shapes` are those of inputs whose sizes the model leaves open.
     """
+    return load_with_source(model, batch, shapes)[0]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file or name that a network was read from, to be read again for a reference.
+
+    `digest` is of structure and weights as the file has them.
+    """
+
+    model: str
+    batch: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+    digest: str
+
+    def read(self) -> Model:
+        """The ONNX model with the sizes of its inputs."""
+        from codl.frontend import models
+
+        return _fixed(models.load(self.model, self.batch), self.shapes)
+
+
+def load_with_source(
+    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> tuple[Network, Model]:
+    """The network of `load_network`, and the ONNX model with the sizes of its inputs."""
     from codl.frontend import models  # an agent converts without it
 
-    source = models.load(model, batch)
-    return network_of(import_onnx(source.model, source.name, shapes))
+    named = models.load(model, batch)
+    source = _fixed(named, shapes or {})
+    return network_of(import_onnx(source, named.name)), source
+
+
+def _fixed(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    return replace(source.model, proto=fix_shapes(source.model.proto, shapes))
+
+
+def read_network(
+    model: str,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    check: bool = True,
+) -> tuple[Network, Source | None]:
+    """The network of `load_network`, and to `check` it its source."""
+    network, source = load_with_source(model, batch, shapes)
+    return network, Source(model, batch, shapes or {}, source.digest()) if check else None
 
 
 def load_structure(

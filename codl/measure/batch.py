@@ -1,8 +1,7 @@
-"""A batch of tasks, measured on the target in one go; what comes of it is judged by the collector.
+"""A batch of tasks, measured on the target in one call; the collector judges the result.
 
-Everything whose timing matters happens here: kernels are compiled ahead, tasks are built until
-there is enough for a batch's time, and then all take turns with the anchors, which show whether the
-machine was as fast as usual.
+Kernels are compiled ahead, and tasks are built until there are enough for a batch's time. Then all
+take turns with the anchors, which show whether the machine was as fast as usual.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from functools import cached_property, partial
 from statistics import mean
 from typing import Literal, Protocol, TypeAlias
 
-from codl.errors import CodlError
+from codl.errors import CodlError, InterruptedCommandError
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared
-from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, deadly_row
+from codl.measure.tasks import BatchTask, OpTask, SharingTask, StageTask, Task, crash_row
 from codl.measure.timing import WHOLE, AnchorTime, Effort, Rounds, Timed, TimedRun, TimedTogether
 from codl.records.results import Conditions, Latency
 from codl.records.statistic import level
@@ -83,11 +82,11 @@ class BatchResult:
     skipped_s: float = 0.0
 
 
-class CompilesAhead(Protocol):
-    """Compiles what comes next; `deadly` tasks took a process down, with what is known of it."""
+class PrecompilePool(Protocol):
+    """Compiles the kernels of the next tasks; `crashing_tasks` gives the reason of each crash."""
 
     @property
-    def deadly(self) -> Mapping[Task, str]: ...
+    def crashing_tasks(self) -> Mapping[Task, str]: ...
 
     @property
     def is_used(self) -> bool: ...
@@ -101,9 +100,9 @@ Emit: TypeAlias = Callable[[Literal["begin", "timing", "done"], int, "Measuremen
 
 
 class BatchRunner:
-    """Measures the batches of one run; the anchors are built once, `read` tells the conditions."""
+    """Measures the batches of one run; anchors are built once, `read` reads the conditions."""
 
-    def __init__(self, bench: Bench, ahead: CompilesAhead, read: Callable[[], Conditions]) -> None:
+    def __init__(self, bench: Bench, ahead: PrecompilePool, read: Callable[[], Conditions]) -> None:
         self._bench, self._ahead, self._read = bench, ahead, read
 
     @cached_property
@@ -143,20 +142,20 @@ class BatchRunner:
         return anchors, readings[-1]
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
-        """Whether the anchors of a processor that some of these ran on do not agree."""
+        """Whether the anchors of a processor that these tasks use scatter too far."""
         used = {processor for item in prepared for processor in processors_of(item.task)}
         drifts = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
         return any(drifts[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
 
     def _drift(self, batch: MeasureBatch, task: Task) -> float:
-        """How many times slower what a task ran on was; in the mean where that is both sides."""
+        """How many times slower a task's processors were; the mean of both if it uses both."""
         sides = processors_of(task)
         return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
     def _prepare(self, batch: MeasureBatch, seconds: float, emit: Emit) -> dict[int, Prepared]:
         """Build tasks until there is enough for `seconds`, or for the memory.
 
-        Returns those that are ready by their indices. Tasks that fail are done; deadly ones fail.
+        Returns those that are ready by their indices. Tasks that fail are done; crashing ones fail.
         """
         prepared: dict[int, Prepared] = {}
         is_any_done = False
@@ -174,8 +173,8 @@ class BatchRunner:
                 continue  # smaller ones may fit; it comes first in a later batch
             taken, large = taken + size, large + more
             emit("begin", index, None)
-            deadly = self._ahead.deadly.get(task)
-            built = deadly_row(task, batch.run, deadly) if deadly else self._bench.prepare(task)
+            crash = self._ahead.crashing_tasks.get(task)
+            built = crash_row(task, batch.run, crash) if crash else self._bench.prepare(task)
             if isinstance(built, Prepared):
                 prepared[index] = built
                 planned += built.timed.seconds
@@ -186,7 +185,7 @@ class BatchRunner:
 
 
 def processors_of(task: Task) -> tuple[Processor, ...]:
-    """Those whose speed a task's latency depends on."""
+    """The processors that a task's latency depends on."""
     return (task.processor,) if isinstance(task, OpTask | BatchTask) else PROCESSORS
 
 
@@ -210,9 +209,9 @@ def time_together(
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
-    """Time all in turns; what fails leaves, with its reason.
+    """Time several runs in turns; one that fails is left out, with its reason.
 
-    Anchors are visited once a round, and `read` tells the machine's conditions.
+    Anchors are visited once a round, and `read` reads the machine's conditions.
     """
     failed: dict[str, CodlError] = {}
     readings = [] if read is None else [read()]
@@ -224,11 +223,25 @@ def time_together(
             anchor.timed.visit()
         after_round()
 
-    turns = timing.interleave(
-        runs, effort, before_turn=before_turn, after_round=beside, failed=failed
-    )
+    taken_so_far: dict[str, timing.Turns] = {}
+    is_cut_short = False
+    try:
+        turns = timing.interleave(
+            runs,
+            effort,
+            before_turn=before_turn,
+            after_round=beside,
+            failed=failed,
+            turns=taken_so_far,
+        )
+    except KeyboardInterrupt:
+        turns = {name: taken for name, taken in taken_so_far.items() if taken.warm}
+        if not (effort.keep_cut and turns):
+            raise
+        is_cut_short = True
+        failed |= {name: InterruptedCommandError() for name in runs if name not in turns}
     energy: dict[str, float | None] = {}
-    for name in turns:
+    for name in turns if not is_cut_short else ():
         with suppress(CodlError):  # its latency is kept
             energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
     return TimedTogether(
@@ -246,4 +259,5 @@ def time_together(
         runs_ms={name: tuple(1e3 * s for s in taken.every) for name, taken in turns.items()}
         if effort.keep_runs
         else {},
+        is_cut_short=is_cut_short,
     )

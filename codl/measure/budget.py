@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from codl.errors import InterruptedCommandError
 
-#: Called now and then: things that are done, things in all, seconds left as far as can be told.
+#: Called now and then: the number of things done, of all things, and the estimated seconds left.
 Progress: TypeAlias = Callable[[int, int, float], None]
 
 
@@ -19,18 +19,18 @@ def no_progress(done: int, total: int, left_s: float) -> None:
 
 
 T = TypeVar("T")
-#: What a device is at when a budget is over may take so many seconds more, and is then ended.
+#: What a device is doing when a budget ends may take this many more seconds before it is stopped.
 GRACE_S = 15.0
-#: Why something ended: nothing was left to do, the time was over, or somebody pressed Ctrl-C.
+#: Why something ended: nothing was left to do, the time was over, or Ctrl-C was pressed.
 Ended: TypeAlias = Literal["done", "budget", "interrupted"]
 
 
 class Budget:
-    """A limit of seconds from now, by a clock in seconds; None for as many as it takes.
+    """A limit of seconds from now, by a clock in seconds; None for no limit.
 
-    What has begun is finished, so a budget is kept by not beginning: whoever works in steps asks
-    before each whether `has_time`, or works through `steps`; or through items among which it is
-    `shared`, where each keeps a budget itself. `ended` says why that ended.
+    A step that has begun is finished, so a budget is kept by not beginning the next one. Callers
+    ask `has_time` before each step, iterate over `steps`, or over items that `shared` gives a
+    budget each. `ended` says why the iteration ended.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Budget:
 
     @property
     def seconds(self) -> float | None:
-        """For whoever takes it as an option: None where there is no end."""
+        """The limit, None without one."""
         return None if self.limit_s == inf else self.limit_s
 
     @property
@@ -53,7 +53,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Infinite where there is no end, and 0 where it is over."""
+        """Seconds left: infinite without a limit, 0 when the budget is over."""
         return max(0.0, self.limit_s - self.spent_s)
 
     def is_over(self) -> bool:
@@ -62,8 +62,8 @@ class Budget:
     def has_time(self, *, keep: float = 0.0) -> bool:
         """Whether the next step ends in time, if it takes as long as the longest one so far.
 
-        A step is what happens between two calls, and `keep` the part of the whole that is kept for
-        what comes behind the last. The first step is done in any case.
+        A step is the time between two calls. `keep` is the part of the budget that is left over for
+        later work. The first step always has time.
         """
         now = self._clock()
         self._longest_s = max(self._longest_s, now - self._asked)
@@ -81,16 +81,16 @@ class Budget:
         return Budget(self.left_s / parts, self._clock)
 
     def to_go_s(self, done: int, total: int) -> float:
-        """As long as the rest takes at this pace, but not longer than what is left."""
+        """Seconds that the rest takes at this pace, at most those that are left."""
         return min(self.spent_s / max(done, 1) * (total - done), self.left_s)
 
     def steps(
         self, items: Iterable[T], progress: Progress = no_progress, *, total: int | None = None
     ) -> Iterator[T]:
-        """One item after the other while there is time; `progress` hears of each that is done.
+        """Iterate over items while there is time, calling `progress` after each.
 
-        The time until an item comes counts, too; what was done before is no step. `total` is how
-        many there are of what has no length.
+        The time to produce an item counts, too. `total` is the number of items of an iterable
+        without a length.
         """
         count, coming = len(items) if isinstance(items, Sized) else total or 0, iter(items)
         self._asked = self._clock()
@@ -114,9 +114,9 @@ class Budget:
 
     @contextmanager
     def keeping(self, kept: Sized) -> Iterator[None]:
-        """Ctrl-C ends what is done inside, and is kept for `check` where there is something kept.
+        """Ctrl-C inside ends the block; `check` raises it later.
 
-        Where there is nothing yet it is raised.
+        While `kept` is empty it is raised at once.
         """
         try:
             yield
@@ -126,7 +126,7 @@ class Budget:
             self.ended = "interrupted"
 
     def left_out(self, left: int, things: str) -> str:
-        """A sentence for people about what was not done; empty where all was."""
+        """A sentence about what was not done; empty if everything was."""
         if not left:
             return ""
         over = f"the budget of {self.limit_s:g} s is over"
@@ -134,6 +134,6 @@ class Budget:
         return f"{left} {things} left: {why}."
 
     def check(self, kept: str) -> None:
-        """Raise `InterruptedCommandError` with what is kept, where Ctrl-C ended it."""
+        """Raise `InterruptedCommandError`, naming what is `kept`, if Ctrl-C ended the block."""
         if self.ended == "interrupted":
             raise InterruptedCommandError(kept)

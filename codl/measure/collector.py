@@ -31,7 +31,7 @@ from codl.measure.devices_at_work import (
     devices_of,
     no_environment,
 )
-from codl.measure.tasks import Task, deadly_row
+from codl.measure.tasks import Task, crash_row
 from codl.measure.timing import Rounds
 
 #: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no
@@ -50,24 +50,24 @@ FEW = 64
 #: A collection ends when no device has come back for this time.
 PATIENCE_S = 300.0
 GO_ON = "What was measured is on disk; go on by --resume."
-#: Told how it stands with each device, now and then.
+#: Called with the state of each device, now and then.
 Watch: TypeAlias = Callable[[Sequence[DeviceStatus]], None]
 
 
 class Chooser(Protocol):
-    """Says what to measure next; asked before every batch, when all rows so far are on disk."""
+    """Chooses what to measure next; asked before every batch, when all rows are on disk."""
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """Some of the tasks, the first first; none where more would change nothing.
+        """Some of the tasks in order; none if more rows would change nothing.
 
-        `seconds` have passed since the collection began.
+        `seconds` is the time since the collection began.
         """
         ...
 
 
 @dataclass
 class Collection:
-    """What is left to measure, and who is at it."""
+    """The tasks that are left, and the devices that measure them."""
 
     devices: Sequence[Device]
     writer: RowWriter
@@ -82,19 +82,19 @@ class Collection:
     progress: Progress
     watch: Watch | None
     total: int = field(init=False)
-    #: A sentence about what stopped it where nobody wanted that.
+    #: A sentence about what stopped it before its limits.
     reason: str = ""
     again: dict[Task, int] = field(default_factory=dict)
-    #: Rows of tasks that are to be measured again: better than none, where no time is left for it.
+    #: Rows of tasks to be measured again: they are written if no time is left for that.
     held: dict[Task, Row] = field(default_factory=dict)
-    #: How many processes a task alone took down.
+    #: How many processes crashed at each task.
     deaths: dict[Task, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.total = len(self.missing)
 
     def run(self) -> Stopped:
-        """Until there is a reason to stop; raises where no device is left."""
+        """Measure until there is a reason to stop; raises if no device is left."""
         try:
             for device in self.devices:
                 device.join(self.budget.left_s)
@@ -103,11 +103,11 @@ class Collection:
             return stopped
         finally:  # whatever ended it, Ctrl-C too
             for device in self.devices:
-                device.worker.shutdown(wait=False, cancel_futures=True)
+                device.close()
             self._finish()
 
     def _finish(self) -> None:
-        """Write what was to be measured again and was not."""
+        """Write the rows of tasks that were to be measured again and were not."""
         self.writer.write(list(self.held.items()))
         self.log.finish()
 
@@ -124,9 +124,9 @@ class Collection:
         }
 
     def _step(self) -> Stopped | None:
-        """Give work to whom has none, and take what came of it; a reason to stop, where there is.
+        """Assign work, wait for a result and take it; returns a reason to stop, if any.
 
-        Nobody waits for a device to be reached when all is measured.
+        When everything is measured, devices that are still connecting are not waited for.
         """
         reason = self._assign()
         is_over = not self.missing and any(device.run for device in self.devices)
@@ -150,7 +150,7 @@ class Collection:
         return None
 
     def _assign(self) -> Stopped | None:
-        """Give work to whom has none; the reason to stop where there is none to give."""
+        """Assign work to idle devices; returns the reason to stop if there is none."""
         now, reason = self.clock.now(), None
         if not self.missing:
             return self.all_done
@@ -172,7 +172,7 @@ class Collection:
         return "budget" if self.budget.is_over() else reason
 
     def _give(self, device: Device) -> Stopped | None:
-        """A batch for a device; the reason where there is none."""
+        """Give a batch to a device; returns the reason if there is none."""
         taken = {task for other in self.devices for task in other.claimed}
         free: Sequence[Task] = [task for task in self.missing if task not in taken]
         if self.chooser is not None and free:
@@ -198,7 +198,7 @@ class Collection:
         return None
 
     def _take(self, device: Device) -> None:
-        """What came of a device's job."""
+        """Take the result of a device's job."""
         job, claimed = device.job, device.claimed
         assert job is not None
         device.job, device.claimed = None, ()
@@ -217,7 +217,7 @@ class Collection:
             device.run = self.log.begin(device.serial, result)
 
     def _record(self, device: Device, result: BatchResult) -> None:
-        """Write what came of a batch.
+        """Write the rows of a batch.
 
         Tasks of a disturbed or throttled processor are left for later, but not more than `RETRIES`
         times.
@@ -252,10 +252,9 @@ class Collection:
         self.progress(done, self.total, self.budget.to_go_s(done, self.total))
 
     def _lost(self, device: Device, result: BatchResult) -> list[tuple[Task, Row]]:
-        """The failed row of what took processes down, once that is a single task.
+        """The failed row of a task that crashes processes, once a single task is left.
 
-        Of several suspects half as many are measured next; the others stay to be measured. Where
-        there is none, the device was not there.
+        Of several suspects half as many are measured next. Without suspects the device was away.
         """
         if not result.lost:
             device.most = min(2 * device.most, MOST)
@@ -272,7 +271,7 @@ class Collection:
         self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
         if self.deaths[task] < DEATHS:
             return []
-        return [(task, deadly_row(task, device.run, result.lost))]
+        return [(task, crash_row(task, device.run, result.lost))]
 
     def _drop(self, device: Device, problem: Exception) -> None:
         """A device went away: others take its tasks, and it is tried again later."""
@@ -288,7 +287,7 @@ class Collection:
             _warn(f"{_sentence(problem)} {device.serial!r} is left out.")
 
     def _check_hope(self) -> None:
-        """Raise where no device is left that could measure what is missing."""
+        """Raise if no device is left that can measure the rest."""
         away = [device for device in self.devices if device.state == "away"]
         problems = [device.problem for device in self.devices if device.problem is not None]
         has_begun = any(device.run for device in self.devices)

@@ -112,7 +112,8 @@ class CoolDown:
             now = self.read()
         passed = self.clock() - begin
         self.paused_s += passed
-        self.note(f"Paused for {passed:.0f} s{_degrees(now)}.")
+        celsius = "" if now.temperature_c is None else f", at {now.temperature_c:.0f} °C now"
+        self.note(f"Paused for {passed:.0f} s{celsius}.")
         if not self._is_cool(now):
             self._take_as_ordinary(now)
 
@@ -134,7 +135,3 @@ class CoolDown:
         self._ordinary |= {*now.throttled}
         if now.temperature_c is not None:
             self._near_c = max(self._near_c or 0.0, now.temperature_c + NEAR_C)
-
-
-def _degrees(now: Conditions) -> str:
-    return "" if now.temperature_c is None else f", at {now.temperature_c:.0f} °C now"

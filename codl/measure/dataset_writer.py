@@ -14,7 +14,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import ConnectedDevice, MeasuringTarget
 from codl.measure.drift import Anchors, by_processor, calibration
-from codl.measure.tasks import DEADLY, Task
+from codl.measure.tasks import NEVER_AGAIN, Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
@@ -146,11 +146,14 @@ class RunLog:
 def _done(rows: Sequence[Row]) -> set[Any]:
     """The keys of rows that no other run measures again."""
     failures = Counter(row.key for row in rows if row.status == "failed")
-    return {row.key for row in rows if _is_final(row) or failures[row.key] >= TRIES}
-
-
-def _is_final(row: Row) -> bool:
-    return row.status == "ok" or row.source == "replayed" or row.reason.endswith(DEADLY)
+    return {
+        row.key
+        for row in rows
+        if row.status == "ok"
+        or row.source == "replayed"
+        or row.reason.endswith(NEVER_AGAIN)
+        or failures[row.key] >= TRIES
+    }
 
 
 def _origin(target: MeasuringTarget, rounds: Rounds) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """The devices of a collection: each works by itself, may go away, and may come back.
 
-One device works in the thread that collects, several in a thread each. What they give is taken by
-the thread that collects alone, so nothing here is locked.
+One device works in the thread that collects, several in a thread each. The thread that collects
+takes all results, so nothing here is locked.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.environment import Environment
@@ -25,12 +25,11 @@ from codl.records.soc import Soc
 
 #: Seconds until a device that went away is tried again: at first, doubled each time, and at most.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-T = TypeVar("T")
 State = Literal["joining", "measuring", "idle", "away", "out"]
 
 
 class MeasuringTarget(Protocol):
-    """The methods of a target that collecting needs."""
+    """The part of a target that a collection uses."""
 
     @property
     def serial(self) -> str: ...
@@ -38,33 +37,33 @@ class MeasuringTarget(Protocol):
     def soc(self) -> Soc: ...
     @property
     def replays(self) -> Mapping[str, Any] | None:
-        """Description of the dataset that a replay answers from; None for a machine."""
+        """The dataset that its latencies are from; None where it measures them."""
         ...
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        """End calls inside after so many seconds, even where the device hangs."""
+        """What is asked inside is ended after so long, where the device hangs."""
         ...
 
     def describe(self) -> Any: ...
 
     def open(self) -> Mapping[str, str]:
-        """Open the SoC's device; the device and its driver."""
+        """Open the SoC's device, and say which it is and by which driver."""
         ...
 
     def clocks_mhz(self) -> dict[str, float]:
-        """The current clock of each core in use, where the system reports it."""
+        """The current clock of each core in use, where the system tells."""
         ...
 
     def conditions(self) -> Conditions:
-        """Temperature, clocks and battery, now."""
+        """Temperature, clocks and battery, as they are now."""
         ...
 
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-#: Makes the waits while a target is hot; called when the target is first connected.
+#: Makes what waits while a target is hot; called once, when the target is first reached.
 Cooling: TypeAlias = Callable[[MeasuringTarget], CoolDown]
-#: Reads the environment of a target; called when it is connected.
+#: Reads where and how a target measures; called when it is reached.
 EnvironmentReader: TypeAlias = Callable[[MeasuringTarget], Environment | None]
 
 
@@ -74,14 +73,14 @@ def cool_down(target: MeasuringTarget) -> CoolDown:
 
 
 def no_environment(target: MeasuringTarget) -> None:
-    """Default: no environment."""
+    """Default: no environment is recorded."""
 
 
 class Clock:
     """Time that passes, and waiting for it."""
 
     def now(self) -> float:
-        """Seconds of a monotonic clock."""
+        """Seconds, by a clock that is never set."""
         return time.monotonic()
 
     def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
@@ -95,25 +94,13 @@ class Clock:
 SYSTEM_CLOCK = Clock()
 
 
-class InlineExecutor(Executor):
-    """An executor that works in the calling thread."""
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        done: Future[T] = Future()
-        try:
-            done.set_result(work(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
 class LowBatteryError(DeviceError):
-    """A device is not used because its battery is low."""
+    """A device is left alone because its battery runs out."""
 
 
 @dataclass(frozen=True)
 class ConnectedDevice:
-    """A target that answers: its clocks, its conditions, and its waits while it is hot."""
+    """A target that answers: its clocks and conditions, and what waits while it is hot."""
 
     clock_mhz: Mapping[str, float]
     now: Conditions
@@ -123,9 +110,9 @@ class ConnectedDevice:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """State of a device, with the number of tasks `measured` and of times that it was `lost`.
+    """The state of a device, with the number of tasks `measured` and of times that it was `lost`.
 
-    `problem` is why it is away or out. A device that is away is tried again in `retry_s` seconds.
+    `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
     """
 
     serial: str
@@ -139,15 +126,16 @@ class DeviceStatus:
 
 @dataclass
 class Device:
-    """A device of a collection; it has a `run` after it was first connected."""
+    """A device of a collection; it has a `run` once it was reached."""
 
     target: MeasuringTarget
-    worker: Executor
+    #: Where it works; None for the thread that collects.
+    worker: ThreadPoolExecutor | None
     #: The most tasks that are sent at a time.
     most: int
     cools: Cooling
     tells: EnvironmentReader = no_environment
-    #: Whether other devices measure for the same dataset, so it must be equal to them.
+    #: Whether others measure for the same dataset, so that it must be just like them.
     has_others: bool = False
     run: str = ""
     state: State = "idle"
@@ -172,8 +160,19 @@ class Device:
         return self.target.serial
 
     def join(self, left_s: float) -> None:
-        """Reach it in what is left of the time, and see whether it is what it should be."""
-        self.state, self.job = "joining", self.worker.submit(self._reached, left_s)
+        """Connect in the time that is left, and check that the device is the SoC."""
+        self.state = "joining"
+        self._begin(lambda: self._reached(left_s))
+
+    def _begin(self, work: Callable[[], object]) -> None:
+        if self.worker is not None:
+            self.job = self.worker.submit(work)
+            return
+        self.job = Future()
+        try:
+            self.job.set_result(work())
+        except Exception as error:
+            self.job.set_exception(error)
 
     def _reached(self, left_s: float) -> ConnectedDevice:
         with self.target.within(left_s + GRACE_S):
@@ -197,10 +196,15 @@ class Device:
             with self.target.within(left + GRACE_S):
                 return self.target.measure(replace(batch, left_s=left))
 
-        self.job = self.worker.submit(work)
+        self._begin(work)
+
+    def close(self) -> None:
+        """Leave its job; a worker ends behind it."""
+        if self.worker is not None:
+            self.worker.shutdown(wait=False, cancel_futures=True)
 
     def works(self) -> None:
-        """It is there for sure; opening it alone may succeed where measuring does not."""
+        """It has measured something; some devices can be opened and cannot measure."""
         self.has_worked, self.tries = True, 0
 
     def goes_away(self, problem: Exception, now: float) -> None:
@@ -227,7 +231,7 @@ def devices_of(
 ) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
-        return [Device(targets[0], InlineExecutor(), most, cools, tells)]
+        return [Device(targets[0], None, most, cools, tells)]
     return [
         Device(target, ThreadPoolExecutor(1, target.serial), most, cools, tells, has_others=True)
         for target in targets

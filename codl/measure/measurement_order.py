@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import inf
 from random import Random
 from typing import Any, NamedTuple, get_args
 
@@ -73,7 +72,12 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
 
     So they are stages as those of the ops' networks. Ops that read several tensors begin a walk.
     """
-    able = sorted({op for op in ops if _fits_a_stage(op)}, key=to_text)
+    fitting = {
+        op
+        for op in ops
+        if op.bytes <= MOST_BYTES and op.images == 1 and not isinstance(op, OnnxModel)
+    }
+    able = sorted(fitting, key=to_text)
     readers: dict[Shape, list[Op]] = {}
     for op in able:
         if len(op.inputs) == 1:
@@ -91,10 +95,6 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
     return list(tasks)
 
 
-def _fits_a_stage(op: Op) -> bool:
-    return op.bytes <= MOST_BYTES and op.images == 1 and not isinstance(op, OnnxModel)
-
-
 def _walk(
     dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], ratio: float, soc: Soc
 ) -> StageTask | None:
@@ -109,18 +109,13 @@ def _walk(
     chain = [first]
     while len(chain) < length and chain[-1].output in readers:
         following = dice.choice(readers[chain[-1].output])
-        if dim not in cuts_of(following) or not _keeps_a_chain(following, dim):
+        if dim not in cuts_of(following) or not (dim == "H" or following.carries_channels):
             break
         chain.append(following)
     sides = [side for side, none in (("cpu", 1.0), ("gpu", 0.0)) if ratio != none]
     if not all(_is_able(op, side, dim, ratio, soc) for op in (before, *chain) for side in sides):  # type: ignore[arg-type]
         return None
     return StageTask(before, tuple(chain), dim, ratio)
-
-
-def _keeps_a_chain(op: Op, dim: Dim) -> bool:
-    """Whether a chain that is cut along a dimension goes on behind this op."""
-    return dim == "H" or op.carries_channels
 
 
 def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
@@ -142,7 +137,8 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
 
     Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
     """
-    batched = sorted({op for op in ops if in_batch(op, 2)}, key=_intensity)
+    batched = [op for op in dict.fromkeys(ops) if in_batch(op, 2)]
+    batched.sort(key=lambda op: (op.flops / op.bytes, to_text(op)))
     tasks = []
     for side in PROCESSORS:
         able = [op for op in batched if _default(op, side, soc)]
@@ -162,10 +158,6 @@ def in_batch(op: Op, images: int) -> Op | None:
     if not op.is_batched or any(shape.n != 1 for shape in op.inputs):
         return None
     return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
-
-
-def _intensity(op: Op) -> tuple[float, str]:
-    return op.flops / op.bytes, to_text(op)
 
 
 def _evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -204,7 +196,7 @@ CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 class Tier(IntEnum):
     """What comes before what: whole ops of the models and some exchanges, then parts, then others.
 
-    The first two are measured even where accuracy has settled: plans are made of them.
+    The first two are measured even where accuracy has settled: plans need them.
     """
 
     WHOLE = 0
@@ -213,8 +205,8 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True)
-class Scope:
-    """What a dataset is to know: ops of models, and what else comes with them.
+class TaskFilter:
+    """The ops that a dataset covers, and which tasks are made of them.
 
     Parts of ops have these `shares` of an output, 0 ... 1. With `similar` that is how many more
     ops, as the models would have them for other images or widths; None is as many as there is time
@@ -236,7 +228,7 @@ class OpSelection(NamedTuple):
     tiers: Mapping[Task, Tier]
 
 
-def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
+def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
     """All tasks, in an order of which any first part is representative."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.others:
@@ -244,24 +236,7 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
 
 
-def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
-    """All tasks: those of the first tier, then others of which any first part is representative.
-
-    The first has whole ops and some exchanges, without which nothing can be planned, launches and
-    waits, and what was asked for beside: similar ops, batches, ops of other networks.
-    """
-    first = _first(make_tasks(scope.ops, soc, scope.shares), inf)
-    tasks = everything(scope, soc)
-    tiers = {task: first.get(task, _tier_beside(task)) for task in tasks}
-    return OpSelection(_by_tier(tasks, tiers), tiers)
-
-
-def _tier_beside(task: Task) -> Tier:
-    """Of what is no op of the models, and no exchange of theirs."""
-    return Tier.OWN if isinstance(task, SharingTask | StageTask) else Tier.WHOLE
-
-
-def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
+def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
     """The tasks for a budget of `budget_s` seconds."""
     in_context = context_tasks(scope.ops, soc, scope.batches)
     of_models = make_tasks(scope.ops, soc, scope.shares)
@@ -293,7 +268,7 @@ def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
     )
 
 
-def _similar_ops(scope: Scope, fits: float, of_models: int) -> list[Op]:
+def _similar_ops(scope: TaskFilter, fits: float, of_models: int) -> list[Op]:
     """Similar ops: as many as are wanted, or as fit beside `of_models` tasks of the models.
 
     A longer budget has all that a shorter one has, and more.

@@ -13,12 +13,11 @@ from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
-from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled
+from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled, stream_op
 from codl.measure.measurement_order import in_batch
 from codl.measure.op_runner import CpuWork, GpuWork, Work, default_work, repeated, work_of
 from codl.measure.signals import SignalTimer
 from codl.measure.stages import VISITS, StageTimer
-from codl.measure.streams import stream_op
 from codl.measure.tasks import (
     BatchTask,
     DispatchTask,
@@ -44,7 +43,7 @@ class Prepared:
     """A task that is built and warm: `timed` takes samples, `fill` makes a row of them."""
 
     task: Task
-    blank: Row
+    row_template: Row
     timed: Timed
     fill: Callable[[Samples], Row]
 
@@ -59,7 +58,7 @@ class Prepared:
         try:
             return self.fill(samples)
         except DeviceError as error:
-            return failed_row(self.task, self.blank.run, _reason(error))
+            return failed_row(self.task, self.row_template.run, _reason(error))
 
 
 class BesideTask(OpTask):
@@ -88,28 +87,28 @@ class Bench:
 
         A defect of codl is raised: a row would say that the device fails.
         """
-        blank = replace(task.blank, run=self._run)
+        row_template = replace(task.row_template, run=self._run)
         least = {StageTask: VISITS, BatchTask: BATCH_VISITS}.get(type(task), self.rounds.least)
         try:
-            sample, fill = self._timer(task, blank)
+            sample, fill = self._timer(task, row_template)
             timed = Timed(sample, replace(self.rounds, least=least))
-            return Prepared(task, blank, timed, fill)
+            return Prepared(task, row_template, timed, fill)
         except Exception as error:  # a failed configuration is a result, not the end
             if is_defect(error):
                 raise
             return failed_row(task, self._run, _reason(error))
 
-    def _timer(self, task: Task, blank: Row) -> Timer:
+    def _timer(self, task: Task, row_template: Row) -> Timer:
         """What takes samples of a task, and what makes a row of them."""
-        if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
-            return self._exchanges.timer(task, blank)
-        if isinstance(task, BatchTask) and isinstance(blank, BatchRow):
-            return self._batch(task, blank)
-        if isinstance(task, StageTask) and isinstance(blank, StageRow):
+        if isinstance(task, SharingTask) and isinstance(row_template, SharingRow):
+            return self._exchanges.timer(task, row_template)
+        if isinstance(task, BatchTask) and isinstance(row_template, BatchRow):
+            return self._batch(task, row_template)
+        if isinstance(task, StageTask) and isinstance(row_template, StageRow):
             timer = self._stage(task)
-            return timer.sample, partial(timer.row, blank)
+            return timer.sample, partial(timer.row, row_template)
         if isinstance(task, SignalTask):
-            return SignalTimer(self._gpu).sample(task), partial(_positive, blank)
+            return SignalTimer(self._gpu).sample(task), partial(_positive, row_template)
         if isinstance(task, DispatchTask):
             kernels, count = default_work(TINY, "gpu", self._gpu, self.tuning), task.count
             work = repeated(lambda: kernels(count))
@@ -117,17 +116,19 @@ class Bench:
             assert isinstance(task, OpTask)
             work = self.work(task)
         share = work.share if isinstance(work, CpuWork) else 1.0
-        return by_clock(work), lambda samples: filled(blank, [share * s for s in samples[WHOLE]])
+        return by_clock(work), lambda samples: filled(
+            row_template, [share * s for s in samples[WHOLE]]
+        )
 
     def compile(self, task: Task) -> None:
         """Build and run what a task has on the GPU, so that its kernels lie in the caches.
 
         What goes wrong here goes wrong in `prepare` too, which reports it.
         """
-        blank = task.blank
+        row_template = task.row_template
         with suppress(Exception):
-            if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
-                sample, _ = self._exchanges.timer(task, blank)
+            if isinstance(task, SharingTask) and isinstance(row_template, SharingRow):
+                sample, _ = self._exchanges.timer(task, row_template)
                 sample(1)
             elif isinstance(task, StageTask):
                 self._stage(task)
@@ -165,15 +166,17 @@ class Bench:
         return ready
 
     def _timed(self, task: OpTask, sample: Callable[[int], Seconds]) -> Prepared:
-        blank = replace(task.blank, run=self._run)
+        row_template = replace(task.row_template, run=self._run)
         # It lasts long enough for one sample to tell, and takes the time of what is measured.
         timed = Timed(sample, replace(self.rounds, least=1))
-        return Prepared(task, blank, timed, lambda samples: filled(blank, samples[WHOLE]))
+        return Prepared(
+            task, row_template, timed, lambda samples: filled(row_template, samples[WHOLE])
+        )
 
     def _stage(self, task: StageTask) -> StageTimer:
         return StageTimer(task, self._gpu, self.tuning, self._caches.evict)
 
-    def _batch(self, task: BatchTask, blank: BatchRow) -> Timer:
+    def _batch(self, task: BatchTask, row_template: BatchRow) -> Timer:
         """One image and the batch, each repeated, so that the machine's drift cancels in a row.
 
         What a batch of tiny images takes longer than one is of the call, of which a network has one
@@ -195,7 +198,7 @@ class Bench:
             return {part: work(times * repeats)[WHOLE] for part, work, times in works}
 
         def fill(samples: Samples) -> Row:
-            row = filled(blank, samples[WHOLE])
+            row = filled(row_template, samples[WHOLE])
             calls_ms = 1e3 * max(0.0, level(samples["tiny batch"]) - level(samples["tiny"]))
             single_ms = 1e3 * level(samples["single"])
             latency_ms = max(row.latency_ms - calls_ms, single_ms)
@@ -213,12 +216,12 @@ def _beside(cpu: Work, gpu: GpuWork, repeats: int) -> Seconds:
         gpu.end()
 
 
-def _positive(blank: Row, samples: Samples) -> Row:
+def _positive(row_template: Row, samples: Samples) -> Row:
     """A row of a wait, of which no less than nothing is left.
 
     Raises `DeviceError` where the device's clock explains more than all of it.
     """
-    row = filled(blank, samples[WHOLE])
+    row = filled(row_template, samples[WHOLE])
     if row.latency_ms <= 0:
         raise DeviceError(
             f"By the device's clock it was over {-1e3 * row.latency_ms:.3f} us too early."

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from codl.runtime.drivers import as_device_error, cl_module, make_kernel
 from codl.runtime.launch import BoundKernel
 from codl.runtime.memory import Flag, flag_words
 from codl.runtime.opencl import OpenClDevice
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 
 SPIN = """
 kernel void spin(int turns, global float *out) {
@@ -60,7 +56,7 @@ class SignalTimer:
         if task.kind == "first_launch":
             kernel = self._spin(0)
             return lambda: self._first_launch(kernel, task.gap_ms)
-        kernel = self._spin(self._turns(task.gap_ms))
+        kernel = self._spin(min(MOST_TURNS, max(1, round(task.gap_ms * self._turns_per_ms))))
         if task.kind == "event_wait":
             return lambda: self._wait(kernel)
         flag = make_flag(self._gpu)
@@ -88,15 +84,12 @@ class SignalTimer:
             self._gpu.wait(event)
         passed = perf_counter() - begin
         self._gpu.finish()
-        return passed - _from_queued_s(event)
+        return passed - 1e-9 * float(event.profile.end - event.profile.queued)
 
     def _spin(self, turns: int) -> BoundKernel:
         program = self._gpu.programs.build_text("spin", SPIN)
         kernel = make_kernel(program, "spin")
         return BoundKernel("spin", kernel, (1,), None, [np.int32(turns), self._out])
-
-    def _turns(self, busy_ms: float) -> int:
-        return min(MOST_TURNS, max(1, round(busy_ms * self._turns_per_ms)))
 
     @cached_property
     def _turns_per_ms(self) -> float:
@@ -132,8 +125,3 @@ def make_flag(gpu: OpenClDevice) -> Flag:
     with as_device_error("Binding the kernel of a flag"):
         kernel = BoundKernel(FLAG_KERNEL, make_kernel(program, FLAG_KERNEL), (1,), (1,), [seen])
     return Flag(gpu, words, kernel)
-
-
-def _from_queued_s(event: cl.Event) -> float:
-    """From enqueueing a kernel to its end, by the device's clock."""
-    return 1e-9 * float(event.profile.end - event.profile.queued)

@@ -108,8 +108,8 @@ class StageTimer:
         self._evict()
         return self._shards.taken_ms(self._session)
 
-    def row(self, blank: StageRow, samples: Samples) -> StageRow:
-        return self._shards.row(blank, samples)
+    def row(self, row_template: StageRow, samples: Samples) -> StageRow:
+        return self._shards.row(row_template, samples)
 
 
 class _Shards:
@@ -144,11 +144,11 @@ class _Shards:
         nets = sum(spent.get(("net", net.label), 0.0) for net in self._nets)
         return nets, sum(spent.get(("kernel", step.label), 0.0) for step in self._steps)
 
-    def row(self, blank: StageRow, samples: Samples) -> StageRow:
+    def row(self, row_template: StageRow, samples: Samples) -> StageRow:
         cpu, gpu = (Latency.of(samples[side]) for side in PROCESSORS)
         longer = max(cpu, gpu, key=lambda side: side.level)
         return replace(
-            blank,
+            row_template,
             cpu_ops=SEPARATOR.join(
                 f"{layer.variant} {layer.op}" for net in self._nets for layer in net.layers
             ),

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from codl import files
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
+from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pooling import Pool2d
@@ -47,27 +47,27 @@ FILES = (".csv", ".onnx", ".yaml", ".yml")
 #: A library that computes this packs tensors.
 PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
 #: How the reason of a row ends that another run leaves alone.
-DEADLY = "No other run tries it again."
+NEVER_AGAIN = "No other run tries it again."
 #: No queue is left empty for longer, to see how it wakes up.
 MOST_GAP_MS = 1000.0
 
 
-class ByRow:
+class RowTask:
     """What a task and its row have in common."""
 
     @property
-    def blank(self) -> Row:
+    def row_template(self) -> Row:
         """The task's row, without numbers."""
         raise NotImplementedError
 
     @property
     def key(self) -> tuple[object, ...]:
         """What identifies it among the rows of a table."""
-        return self.blank.key
+        return self.row_template.key
 
 
 @dataclass(frozen=True)
-class OpTask(ByRow):
+class OpTask(RowTask):
     """One kernel variant on one part of an op; `tables` are where the row goes."""
 
     tables: tuple[str, ...]
@@ -79,13 +79,13 @@ class OpTask(ByRow):
     part: Op
 
     @property
-    def blank(self) -> OpRow:
+    def row_template(self) -> OpRow:
         op, part = to_text(self.op), to_text(self.part)
         return OpRow(op=op, dim=self.dim, share=self.share, part=part)
 
 
 @dataclass(frozen=True)
-class SharingTask(ByRow):
+class SharingTask(RowTask):
     """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
     (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
     """
@@ -97,13 +97,13 @@ class SharingTask(ByRow):
     tables: ClassVar[tuple[str, ...]] = ("data_sharing",)
 
     @property
-    def blank(self) -> SharingRow:
+    def row_template(self) -> SharingRow:
         shape, layout = str(self.shape), str(self.storage)
         return SharingRow(direction=self.direction, shape=shape, layout=layout)
 
 
 @dataclass(frozen=True)
-class DispatchTask(ByRow):
+class DispatchTask(RowTask):
     """`count` launches on the GPU that compute next to nothing."""
 
     count: int
@@ -113,12 +113,12 @@ class DispatchTask(ByRow):
     tables: ClassVar[tuple[str, ...]] = ("dispatch",)
 
     @property
-    def blank(self) -> DispatchRow:
+    def row_template(self) -> DispatchRow:
         return DispatchRow(processor=self.processor, count=self.count)
 
 
 @dataclass(frozen=True)
-class SignalTask(ByRow):
+class SignalTask(RowTask):
     """A first launch, or a wait, after about `gap_ms` milliseconds; see `SignalRow`."""
 
     kind: Signalling
@@ -132,12 +132,12 @@ class SignalTask(ByRow):
         return (self.kind,)
 
     @property
-    def blank(self) -> SignalRow:
+    def row_template(self) -> SignalRow:
         return SignalRow(gap_ms=self.gap_ms)
 
 
 @dataclass(frozen=True)
-class StageTask(ByRow):
+class StageTask(RowTask):
     """A chain of ops behind another op: each reads what the one before it makes, and no more."""
 
     before: Op
@@ -157,13 +157,13 @@ class StageTask(ByRow):
         return SEPARATOR.join(map(to_text, self.ops))
 
     @property
-    def blank(self) -> StageRow:
+    def row_template(self) -> StageRow:
         before = to_text(self.before)
         return StageRow(before=before, chain=self.chain, dim=self.dim, gpu_ratio=self.gpu_ratio)
 
 
 @dataclass(frozen=True)
-class BatchTask(ByRow):
+class BatchTask(RowTask):
     """A batch of `images` of an op of one image, in its default variant for the batch."""
 
     processor: Processor
@@ -174,7 +174,7 @@ class BatchTask(ByRow):
     tables: ClassVar[tuple[str, ...]] = ("batch",)
 
     @property
-    def blank(self) -> BatchRow:
+    def row_template(self) -> BatchRow:
         op, side = to_text(self.op), self.processor
         return BatchRow(op=op, variant=self.variant, processor=side, images=self.images)
 
@@ -185,18 +185,31 @@ Task: TypeAlias = OpTask | SharingTask | ContextTask
 
 def failed_row(task: Task, run: str, reason: str) -> Row:
     """The row of a task that failed, or must not be tried."""
-    return replace(task.blank, run=run, status="failed", reason=" ".join(reason.split())[:300])
+    return replace(
+        task.row_template, run=run, status="failed", reason=" ".join(reason.split())[:300]
+    )
 
 
-def deadly_row(task: Task, run: str, reason: str) -> Row:
+def crash_row(task: Task, run: str, reason: str) -> Row:
     """The row of a task that takes processes down, which other runs leave alone."""
     row = failed_row(task, run, reason)
-    return replace(row, reason=f"{row.reason.rstrip('.')}. {DEADLY}")
+    return replace(row, reason=f"{row.reason.rstrip('.')}. {NEVER_AGAIN}")
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`), of `.csv` files and of texts, in order."""
-    return load_sources(sources)[0]
+    from codl.frontend.convert import load_structure  # an agent measures tasks without it
+
+    every: dict[Op, None] = {}
+    for source in sources:
+        if is_op(source):
+            ops = [parse(source)]
+        elif source.endswith(".csv"):
+            ops = read_csv(Path(source))
+        else:
+            ops = [layer.op for layer in load_structure(source).layers]
+        every.update(dict.fromkeys(ops))
+    return list(every)
 
 
 def check_sources(sources: Sequence[str]) -> None:
@@ -211,25 +224,6 @@ def check_sources(sources: Sequence[str]) -> None:
 def is_op(source: str) -> bool:
     """Whether a source is an op as text, as in `fc in=1x32 oc=8`: with a space, and no file."""
     return " " in source.strip() and Path(source).suffix not in FILES
-
-
-def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
-    """The distinct ops as `load_ops` gives them, and the models, without weights."""
-    from codl.frontend.convert import load_structure  # an agent measures tasks without it
-
-    every: dict[Op, None] = {}
-    networks = []
-    for source in sources:
-        if is_op(source):
-            ops = [parse(source)]
-        elif source.endswith(".csv"):
-            ops = read_csv(Path(source))
-        else:
-            network = load_structure(source)
-            networks.append(network)
-            ops = [layer.op for layer in network.layers]
-        every.update(dict.fromkeys(ops))
-    return list(every), networks
 
 
 def make_tasks(

@@ -226,7 +226,8 @@ class Effort:
     A turn is several runs, since that is how a model is used: what it finds in the caches is its
     own. It is a run that finds the caches as the others left them, and `warm` runs right behind it,
     as where one inference follows the other. With `keep_runs` what every run took is told. Where
-    there are `max_seconds`, no round but the first is begun that would end behind them.
+    there are `max_seconds`, no round but the first is begun that would end behind them. With
+    `keep_cut` Ctrl-C ends it with the turns before.
     """
 
     min_rounds: int = 5
@@ -234,6 +235,7 @@ class Effort:
     warm: int = 3
     keep_runs: bool = False
     max_seconds: float | None = None
+    keep_cut: bool = False
 
     @property
     def turn(self) -> int:
@@ -275,7 +277,8 @@ class TimedTogether:
     `latency_ms` is of the warm runs, `cold_ms` of the first run of every turn. `conditions` are
     those of the whole time.
     `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
-    `runs_ms` are all runs, in order, where they were to be kept.
+    `runs_ms` are all runs, in order, where they were to be kept. Where Ctrl-C ended it, it
+    `is_cut_short`.
     """
 
     latency_ms: Mapping[str, Latency]
@@ -286,6 +289,7 @@ class TimedTogether:
     conditions: Conditions = field(default_factory=Conditions)
     cold_ms: Mapping[str, Latency] = field(default_factory=dict)
     runs_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    is_cut_short: bool = False
 
 
 def timed(run: Callable[[], None]) -> TimedRun:

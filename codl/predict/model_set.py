@@ -26,8 +26,7 @@ from codl.ir import Shape
 from codl.ir.types import BLOCKED, ELEMENTS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.predict import ESTIMATORS, FOLDER, domain_adaptation, features
-from codl.predict.domain_adaptation import SourceDomain
+from codl.predict import ESTIMATORS, FOLDER, features
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
@@ -52,8 +51,7 @@ class StoredPredictor(Generic[E]):
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. It was
     fitted to `rows` with `items` different items, of `tables` (by name, with the start of their
-    SHA-256); `held_out` is the accuracy on whole shapes, empty without evaluation. `known` are SoCs
-    whose latencies are features too (`codl train --like`).
+    SHA-256); `held_out` is the accuracy on whole shapes, empty without evaluation.
     """
 
     target: str
@@ -65,12 +63,9 @@ class StoredPredictor(Generic[E]):
     features: tuple[str, ...]
     examples: dict[str, str]
     estimator: E
-    known: tuple[SourceDomain[E], ...] = ()
 
     def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
         """The features of some items (at least one) in the order of the estimator's columns."""
-        if self.known:
-            return domain_adaptation.table(self.target, items, soc, self.known, tuning)
         return features.table(self.estimator.feature_set, self.target, items, soc, tuning)
 
     @property
@@ -255,10 +250,7 @@ def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) ->
 def _check_examples(
     path: Path, target: str, stored: StoredPredictor[Any], soc: Soc, tuning: Tuning, fix: str
 ) -> None:
-    """Compute the features of a target's examples again, compare their digests, and predict them.
-
-    Digests are of the features on this SoC alone: known SoCs' latencies are not exact to the digit.
-    """
+    """Compare the digests of a target's examples with their features now, and predict them."""
     invalid = partial(InvalidFileError, path, fix=fix)
     if stored.target != target:
         raise invalid(f"is of {stored.target!r}.", where=f"targets, {target}, target")
@@ -274,12 +266,11 @@ def _check_examples(
         targets = features.targets_of(item)
         if target not in targets:
             raise UnknownNameError("target", target, targets, fix=f"It stands in {path}. {fix}")
-        now = features.table(stored.estimator.feature_set, target, [item], soc, tuning)
-        used = stored.table([item], soc, tuning) if stored.known else now
-        if used.names != stored.features:
+        now = stored.table([item], soc, tuning)
+        if now.names != stored.features:
             raise MismatchError(
                 f"{path}, features: is {', '.join(stored.features)}, but {target} has "
-                f"{', '.join(used.names)}. {fix}"
+                f"{', '.join(now.names)}. {fix}"
             )
         if digest != (again := examples_of([item], now)[text]):
             raise MismatchError(
@@ -288,7 +279,7 @@ def _check_examples(
             )
     try:
         with np.errstate(all="ignore"):
-            predicted_ms = stored.estimator.predict(used.values)
+            predicted_ms = stored.estimator.predict(now.values)
     except (ArithmeticError, IndexError, TypeError, ValueError) as error:
         problem = f"the estimator's numbers do not fit together: {error}."
         raise invalid(problem, where=f"targets, {target}, estimator") from error

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from codl.errors import MismatchError
 from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, no_progress
@@ -20,7 +19,6 @@ from codl.predict import (
     DEFAULT,
     ESTIMATORS,
     FOLDER,
-    domain_adaptation,
     features,
     in_network_cost,
     training_set,
@@ -33,7 +31,6 @@ from codl.predict.cross_validation import (
     row_folds,
     shape_folds,
 )
-from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.model_set import FEW_ITEMS, Predictors, StoredPredictor, examples_of
@@ -116,7 +113,6 @@ class PredictorFit:
     samples: Samples
     estimator: type[LatencyEstimator]
     table: FeatureTable
-    known: tuple[SourceDomain[Any], ...] = ()
 
     @property
     def task(self) -> TrainingTask:
@@ -146,7 +142,6 @@ class PredictorFit:
             features=self.table.names,
             examples=self._examples(soc, tuning),
             estimator=fitted,
-            known=self.known,
         )
 
     def _examples(self, soc: Soc, tuning: Tuning) -> dict[str, str]:
@@ -175,7 +170,6 @@ def train(
     *,
     predictors: Sequence[str] | None = None,
     folder: Path = FOLDER,
-    like: Sequence[tuple[Soc, Dataset]] = (),
     evaluate: bool = True,
     seeds: int = SEEDS,
     workers: Workers = Workers(),
@@ -186,12 +180,10 @@ def train(
 
     Held out is what the budget is enough for, the default predictor and the largest targets first.
     Ctrl-C keeps what was held out before. Stored are estimators fitted on all ok rows, in
-    `folder/<soc>/<predictor>.json`; files are the same whatever `workers` there are. The predictor
-    `codl` starts from what the SoCs of `like` take, where that makes it better.
+    `folder/<soc>/<predictor>.json`; files are the same whatever `workers` there are.
 
-    Raises `MismatchError` for a SoC of `like` that has none of the targets, `UnknownNameError` for
-    an unknown predictor and `InvalidFileError` for a dataset that is empty or cannot be read. A
-    target without any ok row becomes a note.
+    Raises `UnknownNameError` for an unknown predictor and `InvalidFileError` for a dataset that is
+    empty or cannot be read. A target without any ok row becomes a note.
     """
     start, budget = perf_counter(), budget or Budget()
     wanted = ESTIMATORS if predictors is None else predictors
@@ -201,11 +193,7 @@ def train(
     targets, left_out = training_set.read(dataset)
     steps = _steps(soc, tuning, targets, names)
     notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
-    passes = [2 * FOLDS_COST] * bool(like) + [1] + [held_out_cost] * evaluate
-    work.expect(steps, passes)
-    if like:
-        steps, unhelped = _beside(soc, tuning, steps, like, work)
-        notes += unhelped
+    work.expect(steps, [1] + [held_out_cost] * evaluate)
     sets = _fitted_sets(soc, dataset, tuning, names, steps, work)
     files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     stored_at = perf_counter()
@@ -228,24 +216,6 @@ def train(
         stopped=budget.ended,
         left=len(steps) - len(held_out) if evaluate else 0,
     )
-
-
-def fitted(
-    soc: Soc,
-    dataset: Dataset,
-    tuning: Tuning = Tuning(),
-    *,
-    predictor: str = DEFAULT,
-    workers: Workers = Workers(),
-) -> Predictors:
-    """One predictor of every target with an ok row, as `train` fits it; nothing is stored.
-
-    Raises as `train` does.
-    """
-    steps = _steps(soc, tuning, training_set.read(dataset)[0], [ESTIMATORS.find(predictor).name])
-    work = _Work(workers, Budget(), no_progress)
-    work.expect(steps, [1])
-    return _fitted_sets(soc, dataset, tuning, [predictor], steps, work)[predictor]
 
 
 def _steps(
@@ -273,60 +243,6 @@ def _steps(
                 tables[kind] = features.table(kind, samples.target, samples.items, soc, tuning)
             steps.append(PredictorFit(samples, estimator, tables[kind]))
     return steps
-
-
-def _beside(
-    soc: Soc,
-    tuning: Tuning,
-    steps: Sequence[PredictorFit],
-    like: Sequence[tuple[Soc, Dataset]],
-    work: _Work,
-) -> tuple[list[PredictorFit], list[str]]:
-    """The steps with known SoCs' latencies as features where they help, and notes where not."""
-    sources: dict[str, list[SourceDomain[Any]]] = {}
-    wanted = {step.samples.target for step in steps}
-    for other, dataset in like:
-        targets = [s for s in training_set.read(dataset)[0] if s.samples and s.target in wanted]
-        if other.name == soc.name or not targets:
-            raise MismatchError(
-                f"{soc.name} cannot start from {other.name}: it must be another SoC with a dataset "
-                f"of one of {', '.join(sorted(wanted))}."
-            )
-        for samples in targets:
-            if not features.is_mulayer(samples.target):
-                of_other = SourceDomain.of(ESTIMATORS[DEFAULT], other, samples)
-                sources.setdefault(samples.target, []).append(of_other)
-    result: list[PredictorFit] = []
-    unhelped: dict[str, list[str]] = {}
-    for step in steps:
-        others, samples = tuple(sources.get(step.samples.target, ())), step.samples
-        if step.estimator.name == DEFAULT and others:
-            table = domain_adaptation.table(samples.target, samples.items, soc, others, tuning)
-            beside = replace(step, table=table, known=others)
-            if _is_better(beside, step):
-                step = beside
-            else:
-                names = ", ".join(other.soc.name for other in others)
-                unhelped.setdefault(names, []).append(samples.target)
-        result.append(step)
-        work.tell(2 * FOLDS_COST * step.cost)
-    notes = [
-        f"Latencies of {names} do not help to predict {', '.join(targets)}: left out there."
-        for names, targets in unhelped.items()
-    ]
-    return result, notes
-
-
-def _is_better(beside: PredictorFit, alone: PredictorFit) -> bool:
-    """Whether known SoCs make predictions of shapes held out better than samples alone.
-
-    True where there are too few shapes to hold any out.
-    """
-    folds = shape_folds(alone.samples.groups)
-    ours, theirs = (
-        accuracy(step.estimator, step.task.rows, folds).acc10 for step in (beside, alone)
-    )
-    return ours is None or theirs is None or ours > theirs
 
 
 def _fitted_sets(

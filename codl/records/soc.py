@@ -332,10 +332,6 @@ def from_dict(content: Any, path: Path) -> Soc:
     return _checked(yaml_file.convert(content, Soc, path), path)
 
 
-def _arithmetic_over(element: str) -> tuple[str, ...]:
-    return tuple(p.arithmetic for p in PRECISIONS.values() if p.element == element)
-
-
 def _checked(soc: Soc, path: Path) -> Soc:
     try:
         inside(FOLDER, soc.name)  # of which folders are named
@@ -346,7 +342,11 @@ def _checked(soc: Soc, path: Path) -> Soc:
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
         ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
-        ("gpu.arithmetic", (soc.gpu.arithmetic,), _arithmetic_over(soc.gpu.element)),
+        (
+            "gpu.arithmetic",
+            (soc.gpu.arithmetic,),
+            tuple(p.arithmetic for p in PRECISIONS.values() if p.element == soc.gpu.element),
+        ),
         ("source", (soc.source,), SOURCES),
     ):
         for value in values:

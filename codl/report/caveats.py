@@ -30,7 +30,7 @@ def _fastest(result: EvalResult, model: str, rows: Sequence[EvalRow]) -> str:
     if of_ideal is not None:
         text += f", {digits(of_ideal, percent=True)} % of the ideal"
         text += ", the best split of each op alone: fused ops may beat it" if of_ideal > 1 else ""
-    near = [row.strategy for row in others if _overlap(_latency(first), _latency(row))]
+    near = [row.strategy for row in others if _latency(first).p80 >= _latency(row).p20]
     return (
         f"{text}; not told apart from {', '.join(near)} (spreads overlap)." if near else f"{text}."
     )
@@ -40,10 +40,6 @@ def _latency(row: EvalRow) -> Latency:
     if row.latency_ms is None:
         raise ValueError("a failed row has no latency")
     return row.latency_ms
-
-
-def _overlap(faster: Latency, slower: Latency) -> bool:
-    return faster.p80 >= slower.p20
 
 
 #: Processors that are slower or faster than usual by less than this are as usual.
@@ -105,10 +101,8 @@ def cold_notes(result: EvalResult) -> list[str]:
 
 
 def machine_notes(result: EvalResult) -> list[str]:
-    """How much slower the processors were than predictions know of, where that was seen, and which
-    were throttled.
-    """
-    notes, slower = [], {}
+    """Notes on an evaluation that is incomplete, on throttled processors, and on slower ones."""
+    notes, slower = [result.incomplete] if result.incomplete else [], {}
     for model in result.models:
         held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
         if held:

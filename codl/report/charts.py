@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
@@ -23,7 +22,6 @@ from codl.report.drawing import (
     axis,
     gutter,
     label,
-    line,
     mark,
     point,
     text,
@@ -40,7 +38,7 @@ AXIS = TICKS + LABEL
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its spread, and what is told of it."""
+    """A value with its spread and its tip."""
 
     value: float
     class_: str
@@ -64,9 +62,9 @@ def dots(
     note: str = "",
     sources: Iterable[str] = (),
 ) -> Picture:
-    """Dots with whiskers, in rows; a line `at` a value that all are compared with, in a `band`.
+    """Dots with whiskers, in rows; a line `at` a reference value, in a `band` around it.
 
-    Those of a row stand `pitch` pixels below each other.
+    The dots of a row stand `pitch` pixels below each other.
     """
     ends = [end for _, of_row in rows for dot in of_row for end in (dot.low, dot.value, dot.high)]
     scale = _around([end for end in ends if end is not None], at, band, log=log)
@@ -118,7 +116,7 @@ def _dot(dot: Dot, scale: Scale, y: float) -> Markup:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar, and what is told of it."""
+    """A piece of a bar, and its tip."""
 
     start: float
     end: float
@@ -192,68 +190,6 @@ def _bar(bar: Bar, scale: Scale, y: float) -> Markup:
         drawn.append(mark("line", y1=middle, y2=middle, class_="whisker", **ends))
     drawn += [_dot(dot, scale, middle) for dot in bar.points]
     return Markup().join(drawn)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Points of a line with their tips; drawn as a `line`, as `steps`, or as points alone.
-
-    `class_` has the colour and what else tells it, `shape` is empty where only the line is drawn.
-    """
-
-    points: tuple[tuple[float, float, str], ...]
-    class_: str
-    shape: str = "circle"
-    hollow: bool = False
-    drawn: str = "line"
-
-
-def lines(
-    title: str,
-    of: Sequence[Line],
-    data: Data,
-    *,
-    names: tuple[str, str],
-    x: Scale,
-    y: Scale,
-    height: float = 240,
-    legend: Iterable[Key] = (),
-    note: str = "",
-    sources: Iterable[str] = (),
-) -> Picture:
-    """Lines and points over an x axis; `names` says what the axes are of."""
-    top = 22.0
-    drawn = [text(names[1], -40, 6, class_="faded")]
-    plot = [axis(x, 0, height, names[0])]
-    for tick in y.ticks:
-        at = f"{height * (1 - y.part(tick)):.1f}"
-        plot.append(mark("line", x1="0%", x2="100%", y1=at, y2=at, class_="grid"))
-        plot.append(text(f"{tick:g}", -8, float(at), class_="faded", anchor="end"))
-    for each in of:
-        plot += _line(each, x, y, height)
-    inner = mark("svg", Markup().join(plot), y=top, width="100%", height=height, overflow="visible")
-    return Picture(
-        title, Markup().join([*drawn, inner]), top + height + AXIS, data, tuple(legend), note,
-        tuple(sources), left=44, right=16,
-    )  # fmt: skip
-
-
-def _line(each: Line, x: Scale, y: Scale, height: float) -> list[Markup]:
-    corners = [(a, b) for a, b, _ in each.points]
-    if each.drawn == "steps":
-        risen = [(after, b) for (_, b), (after, _) in pairwise(corners)]
-        both = zip(corners, [*risen, corners[-1]] if corners else [], strict=True)
-        corners = [corner for pair in both for corner in pair]
-    drawn = []
-    if each.drawn != "points" and len(corners) > 1:
-        drawn.append(line(corners, x, y, height, class_=each.class_))
-    if each.shape:
-        look = f"{each.class_} hollow" if each.hollow else each.class_
-        drawn += [
-            point(x(a), height * (1 - y.part(b)), class_=look, shape=each.shape, tip=tip)
-            for a, b, tip in each.points
-        ]
-    return drawn
 
 
 #: Pixels of a strip's ratios, of a lane below them and of one of a timeline.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
 
 from codl.ir.environment import check_alike, differences
 from codl.records.results import EvalRow, Latency
-from codl.report.results import SINGLES, CurveResult, EvalResult, Result
+from codl.report.results import SINGLES, EvalResult, Result
 from codl.report.text_table import Cell, Column, TextTable, digits, words
 
 FIX = "Report them apart, or say by --apart that nobody will compare them."
@@ -20,21 +20,13 @@ def check_results(results: Sequence[Result]) -> None:
     It names what differs and both values. Files from before environments were kept pass.
     """
     first: dict[str, EvalResult] = {}
-    for evaluation in _evaluations(results):
-        if evaluation.environment is None:
+    for evaluation in results:
+        if not isinstance(evaluation, EvalResult) or evaluation.environment is None:
             continue
         other = first.setdefault(evaluation.soc.name, evaluation)
         assert other.environment is not None
         different = differences(other.environment, evaluation.environment)
         check_alike(different, other.file, evaluation.file, fix=FIX)
-
-
-def _evaluations(results: Sequence[Result]) -> Iterator[EvalResult]:
-    for result in results:
-        if isinstance(result, EvalResult):
-            yield result
-        elif isinstance(result, CurveResult):
-            yield from result.evaluations
 
 
 #: Two processes on a quiet machine differ by this part at times, whatever each of them has seen.

@@ -19,7 +19,6 @@ from codl.ir.environment import Difference, differences
 from codl.records.results import Digests, EvalRow, PredictorRow
 from codl.report.comparability import LEAST_TOLERANCE, latencies_of, tolerance_of
 from codl.report.results import (
-    CurveResult,
     EvalResult,
     Result,
     RunResult,
@@ -256,14 +255,6 @@ def _speedups(first: EvalResult, second: EvalResult) -> Iterator[FigurePair]:
         )
 
 
-def _curves(first: CurveResult, second: CurveResult) -> Iterator[FigurePair]:
-    others = {evaluation.soc.name: evaluation for evaluation in second.evaluations}
-    for evaluation in first.evaluations:
-        if other := others.get(evaluation.soc.name):
-            for pair in _latencies(evaluation, other):
-                yield replace(pair, group=f"{pair.group}, {evaluation.soc.name}")
-
-
 def _run(first: RunResult, second: RunResult) -> Iterator[FigurePair]:
     same = stem(first.model) == stem(second.model)
     yield FigurePair(
@@ -332,7 +323,6 @@ def _validations(first: ValidationsResult, second: ValidationsResult) -> Iterato
 #: Figures by the type of result.
 PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
     EvalResult: _latencies,
-    CurveResult: _curves,
     RunResult: _run,
     TrainResult: _accuracies,
     ValidateResult: _checks,
@@ -348,7 +338,10 @@ def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
         (words("figure"), lambda pair: f"{pair.name}, {pair.what}"),
         (Column("before"), lambda pair: digits(pair.before)),
         (Column("now"), lambda pair: digits(pair.now)),
-        (Column("times"), lambda pair: _times(pair.cost)),
+        (
+            Column("times"),
+            lambda pair: NONE if pair.cost in (None, ENDLESS) else f"{pair.cost:.3f}",
+        ),
         (Column("noise (%)", spare=1), lambda pair: digits(pair.tolerance, percent=True)),
         (words("verdict"), lambda pair: pair.reason or pair.verdict),
     ]
@@ -356,10 +349,6 @@ def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
     for pair in shown:
         by_group.setdefault(pair.group, []).append(pair)
     return TextTable.of(title, by_group, cells, tuple(_lines(compared, len(shown))))
-
-
-def _times(cost: float | None) -> str:
-    return NONE if cost is None or cost == ENDLESS else f"{cost:.3f}"
 
 
 def _lines(compared: ResultComparison, shown: int) -> Iterator[str]:

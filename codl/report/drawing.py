@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from importlib import resources
 from io import StringIO
 from math import ceil, floor, log, log10
@@ -25,8 +24,8 @@ from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable
 Value = str | float | None
 #: Pixels of a letter in labels, of the room beside a plot, and of the widest labels.
 LETTER, BESIDE, WIDEST = 7.0, 58, 140
-#: Pixels that a legend's line, the marks of an axis and its label take.
-LINE, TICKS, LABEL = 20, 20, 18
+#: Pixels that the marks of an axis and its label take.
+TICKS, LABEL = 20, 18
 #: Numbers of an axis, and those of ratios, from fine to coarse.
 MOST_TICKS = 7
 RATIOS = (
@@ -35,11 +34,6 @@ RATIOS = (
     [2.0**k for k in range(-7, 11)],
     [4.0**k for k in range(-5, 8)],
 )
-#: Pixels that pictures are wide that stand alone, and how much larger a wide page shows them: their
-#: letters can be read on a phone.
-ALONE, LARGER = 480, 1.25
-#: Letters of a title that such a picture has room for.
-FITTING = 62
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -147,16 +141,6 @@ def point(x: str, y: float, *, class_: str, shape: str = "circle", tip: str = ""
     return mark("svg", path, x=x, y=f"{y:g}", overflow="visible")
 
 
-def line(
-    points: Sequence[tuple[float, float]], x: Scale, y: Scale, height: float, *, class_: str
-) -> Markup:
-    """A line through points, as wide as the plot and `height` pixels high."""
-    where = " ".join(f"{1000 * x.part(a):.1f},{1000 * (1 - y.part(b)):.1f}" for a, b in points)
-    drawn = mark("polyline", points=where, class_=f"line {class_}")
-    box = {"viewBox": "0 0 1000 1000", "preserveAspectRatio": "none"}
-    return mark("svg", drawn, width="100%", height=f"{height:g}", overflow="visible", **box)
-
-
 @dataclass(frozen=True)
 class Data:
     """What a picture shows, as a table."""
@@ -182,7 +166,7 @@ class Data:
             Column(name, numeric=is_number)
             for name, is_number in zip(self.columns, numeric, strict=True)
         )
-        rows = tuple(TextRow(tuple(map(_cell, row))) for row in self.rows)
+        rows = tuple(TextRow(tuple(map(cell_text, row))) for row in self.rows)
         return TextTable(title, heads, (TextSection("", rows),))
 
     @property
@@ -194,7 +178,7 @@ class Data:
         return f"data:text/csv;charset=utf-8,{quote(file.getvalue())}"
 
 
-def _cell(value: Value) -> str:
+def cell_text(value: Value) -> str:
     if isinstance(value, str):
         return value or NONE
     return count(value) if isinstance(value, int) else digits(value)
@@ -245,67 +229,6 @@ class Picture:
         return "-".join(filter(None, "".join(letters).split("-"))) + ".csv"
 
 
-def below(title: str, panels: Sequence[Picture]) -> Picture:
-    """Pictures below each other as one, each under its title, with one legend."""
-    drawn, y, left = [], 0.0, max((panel.left for panel in panels), default=0)
-    for panel in panels:
-        short = shortened(panel.title, FITTING)
-        drawn.append(text(short, -left, y + 8, class_="strong", tip=panel.title))
-        drawn.append(
-            mark(
-                "svg", panel.marks, y=y + 28, width="100%", height=panel.height, overflow="visible"
-            )
-        )
-        y += 28 + panel.height + 12
-    first, *_ = panels
-    rows = tuple(row for panel in panels for row in panel.data.rows)
-    return replace(
-        first, title=title, marks=Markup().join(drawn), height=y, left=left,
-        right=max(panel.right for panel in panels),
-        data=Data(first.data.columns, rows),
-        legend=tuple(dict.fromkeys(key for panel in panels for key in panel.legend)),
-    )  # fmt: skip
-
-
-@cache
 def colours() -> str:
     """The style sheet of pictures."""
     return resources.files("codl.report").joinpath("picture.css").read_text(encoding="utf-8")
-
-
-def stand_alone(picture: Picture, width: int = ALONE) -> str:
-    """An SVG file of a picture and its legend, for light pages and for dark ones."""
-    x, y, keys = 0.0, 0, []
-    for key in picture.legend:
-        wide = 26 + LETTER * 1.08 * len(key.label)
-        if x + wide > width:
-            x, y = 0.0, y + LINE
-        sample = mark("svg", key.sample, x=f"{x:g}", y=y, width=14, height=14, overflow="visible")
-        keys += [sample, text(key.label, f"{x + 18:g}", y + 7)]
-        x += wide
-    top = y + LINE + 6 if picture.legend else 8
-    plot = mark(
-        "svg",
-        picture.marks,
-        x=picture.left,
-        y=top,
-        width=width - picture.left - picture.right,
-        height=picture.height,
-        overflow="visible",
-    )
-    style = Markup("<style>{}svg{{color:var(--ink)}}</style>").format(Markup(colours()))
-    ground = mark("rect", width="100%", height="100%", class_="ground")
-    heads = mark("title", picture.title) + mark("desc", _words(picture.data)) + style + ground
-    height = top + picture.height
-    box = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": f"0 0 {width} {height:g}",
-        "width": f"{LARGER * width:g}",
-        "height": f"{LARGER * height:g}",
-    }
-    content = heads + Markup().join(keys) + plot
-    return str(mark("svg", content, role="img", class_="picture", **box)) + "\n"
-
-
-def _words(data: Data) -> str:
-    return "; ".join(", ".join(map(_cell, row)) for row in data.rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -16,13 +15,8 @@ from codl import files
 from codl.errors import CodlError
 from codl.report import (
     charts,
-    curves,
-    op_pictures,
     pictures,
-    predictors,
     tables,
-    validations,
-    waterfall_pictures,
     waterfalls,
 )
 from codl.report.caveats import findings
@@ -33,11 +27,9 @@ from codl.report.results import (
     UNMEASURED,
     BenchResult,
     CollectResult,
-    CurveResult,
     EvalResult,
     ExplainResult,
     PackageResult,
-    PaperResult,
     PluginResult,
     Result,
     ResultFile,
@@ -187,7 +179,7 @@ def _model(result: EvalResult, model: str) -> PagePart:
 
 
 def _train(result: TrainResult) -> PageSection:
-    drawn = [predictors.accuracy(result)]
+    drawn = [pictures.accuracy(result)]
     content = tables.train_content(result)
     heading = f"Predictors for {result.soc.name}"
     return _of(heading, content, pictures=drawn, sources=result.sources)
@@ -234,48 +226,26 @@ def _explain(result: ExplainResult) -> PageSection:
     section = _of(
         f"Waterfall of {result.model}",
         *shown,
-        pictures=[waterfall_pictures.waterfall(result), waterfall_pictures.plan(result)],
+        pictures=[pictures.waterfall(result), pictures.explained_plan(result)],
         sources=[result.source],
     )
     return replace(section, findings=waterfalls.findings(result))
 
 
-def _curve(result: CurveResult) -> PageSection:
-    sources = [p.source for family in curves.families([result]) for p in family.points]
-    section = _of(
-        "Gain against the ratio of speeds",
-        curves.closest_content([result]),
-        curves.curve_content([result]),
-        pictures=curves.pictures([result]),
-        sources=sources,
-    )
-    one_cpu = all(evaluation.soc.is_one_cpu for evaluation in result.evaluations)
-    return replace(section, findings=curves.findings([result]), is_one_cpu=one_cpu)
-
-
 def _validate(result: ValidateResult) -> PageSection:
     heading = f"Validation of {result.model} on {result.soc.name}"
-    section = _of(heading, validations.validation_content(result))
-    return replace(section, findings=validations.findings(result))
+    section = _of(heading, tables.validation_content(result))
+    return replace(section, findings=tables.validation_findings(result))
 
 
 def _validations(result: ValidationsResult) -> PageSection:
     heading = f"Validations on {result.soc.name}"
-    return _of(heading, validations.validations_content([result]))
+    return _of(heading, tables.validations_content([result]))
 
 
 def _bench(result: BenchResult) -> PageSection:
-    drawn = [op_pictures.kernels(result)]
+    drawn = [pictures.kernel_bars(result)]
     return _of(f"Kernels on {result.soc.name}", pictures=drawn, sources=[result.source])
-
-
-def _paper(result: PaperResult) -> PageSection:
-    drawn = list(op_pictures.figures(result))
-    every = op_pictures.data_of(result.rows).table("All rows")
-    shown = () if drawn else (every,)
-    name = re.sub(r"fig0*(\d+)", r"Fig. \1", result.figure)
-    heading = f"The paper's {name} on {result.soc.name}"
-    return _of(heading, *shown, pictures=drawn, sources=result.sources)
 
 
 def _of_plugin(result: PluginResult) -> PageSection:
@@ -291,9 +261,7 @@ SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
     RunResult: _run,
     PackageResult: _package,
     ExplainResult: _explain,
-    CurveResult: _curve,
     ValidateResult: _validate,
     ValidationsResult: _validations,
     BenchResult: _bench,
-    PaperResult: _paper,
 }

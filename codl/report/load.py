@@ -23,6 +23,7 @@ from codl.report.results import (
     EvalResult,
     ExplainResult,
     Result,
+    ResultFile,
     SearchesResult,
     SearchResult,
     TrainResult,
@@ -31,7 +32,7 @@ from codl.yaml_file import explained
 
 VERSION = 1
 HOW = "A result file is what a command writes with `-o FILE`."
-T = TypeVar("T", bound=Result)
+T = TypeVar("T", bound=ResultFile)
 
 
 def load_result(path: Path) -> Result:
@@ -44,7 +45,7 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
     if not isinstance(content, dict):
         raise InvalidFileError(path, f"must hold a mapping, got {content!r:.60}.", fix=HOW)
     if "command" not in content and {"digest", "chains"} <= set(content):
-        return _parse(SearchResult, content, path)  # a plan file
+        return parse_as(SearchResult, content, path)  # a plan file
     if "command" not in content:
         raise InvalidFileError(path, "the key 'command' is missing.", where="top", fix=HOW)
     command = content["command"]
@@ -53,24 +54,24 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
         problem = str(UnknownNameError("command", str(command), known))
         raise InvalidFileError(path, problem, where="command")
     if command == "search" and "plans" in content:
-        return _parse(SearchesResult, content, path)
+        return parse_as(SearchesResult, content, path)
     kind: type[Result] = COMMANDS.get(command) or RESULTS[command]
-    return _parse(kind, content, path)
+    return parse_as(kind, content, path)
 
 
 def eval_result(content: Mapping[str, Any]) -> EvalResult:
     """What `codl eval` has in hand before it is written: the keys of its `--json`."""
-    return _parse(EvalResult, content, "result")
+    return parse_as(EvalResult, content, "result")
 
 
 def train_result(content: Mapping[str, Any]) -> TrainResult:
     """What `codl train` has in hand before it is written: the keys of its `--json`."""
-    return _parse(TrainResult, content, "result")
+    return parse_as(TrainResult, content, "result")
 
 
 def explain_result(content: Mapping[str, Any]) -> ExplainResult:
     """What `codl explain` has in hand before it is written: the keys of its `--json`."""
-    return _parse(ExplainResult, content, "result")
+    return parse_as(ExplainResult, content, "result")
 
 
 def chains_of(content: Any, path: str | Path) -> tuple[Chain, ...]:
@@ -81,7 +82,8 @@ def chains_of(content: Any, path: str | Path) -> tuple[Chain, ...]:
         raise InvalidFileError(path, f"{error}.", where="plans") from error
 
 
-def _parse(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:
+def parse_as(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:
+    """Check content as one kind of result; raises `InvalidFileError`."""
     if content.get("version", VERSION) != VERSION:
         problem = (
             f"must be {VERSION}, the version that this codl reads, got {content['version']!r}."

@@ -1,13 +1,16 @@
-"""Pictures of evaluations: speedups, latencies, predictions, timelines, sharing, memory, energy."""
+"""Pictures of evaluations, predictors, kernels and waterfalls."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 from codl.ir.plan import Chain
+from codl.ir.types import PROCESSORS
 from codl.records.results import EvalRow, Latency
+from codl.records.waterfall import TERMS
 from codl.report import charts
 from codl.report.charts import Bar, Dot, Part, Track
 from codl.report.drawing import Data, Key, Picture, Value
@@ -17,11 +20,15 @@ from codl.report.results import (
     SHARING,
     SINGLES,
     UNMEASURED,
+    BenchResult,
     EvalResult,
+    ExplainResult,
     InferenceProfile,
+    TrainResult,
 )
 from codl.report.tables import timeline_content
 from codl.report.text_table import digits, stem
+from codl.report.waterfalls import NOTHING, WaterfallLine, signed, steps_of, what_of
 
 #: Shapes of strategies that run on both processors, and of others in their order.
 KNOWN = {"codl": "circle", "codl-paper": "up", "mulayer": "down"}
@@ -51,7 +58,7 @@ def looks(result: EvalResult) -> Mapping[str, Key]:
 
 
 def _told(result: EvalResult, row: EvalRow) -> str:
-    """A row in words: what is told of its mark."""
+    """The tip of a row's mark."""
     latency = row.latency_ms
     if latency is None:
         return f"{row.strategy} failed"
@@ -71,7 +78,7 @@ def _legend(result: EvalResult, rows: Sequence[EvalRow]) -> tuple[Key, ...]:
 
 
 def speedups(result: EvalResult) -> Picture | None:
-    """Everybody over the better processor, with the spread; None where no processor was alone."""
+    """Speedups over the better processor, with the spread; None if neither processor ran alone."""
     rows = [row for row in result.rows if result.speedup(row) is not None and not row.same_as]
     if not rows:
         return None
@@ -112,7 +119,7 @@ def _spread(latency: Latency | None) -> tuple[float | None, ...]:
 
 
 def latencies(result: EvalResult, model: str) -> Picture:
-    """A bar a strategy, with the spread, the first run and the prediction; the ideal is a line."""
+    """A bar for each strategy: spread, first run and prediction. The ideal is a line."""
     rows, keys = result.of(model), looks(result)
     ideal = next((row for row in rows if row.strategy == IDEAL and row.latency_ms), None)
     bars = [_latency_bar(result, row, keys) for row in rows if row is not ideal]
@@ -173,7 +180,7 @@ def _latency_bar(result: EvalResult, row: EvalRow, keys: Mapping[str, Key]) -> B
 
 
 def predictions(result: EvalResult) -> Picture | None:
-    """What was predicted over what was measured, of every plan."""
+    """Predicted over measured latency of every plan."""
 
     def ratio(row: EvalRow) -> float | None:
         if not row.predicted_ms or not row.latency_ms or not row.latency_ms.level:
@@ -220,7 +227,7 @@ def predictions(result: EvalResult) -> Picture | None:
 
 
 def plan(result: EvalResult, model: str) -> Picture | None:
-    """The layers of the fastest plan on both processors, where the file has it."""
+    """The layers of the fastest plan on both processors, if the file has the plan."""
     for row in fastest_first(result, model):
         if chains := plan_chains(result, row):
             what = f"{row.strategy}: the layers of {stem(model)} on both processors"
@@ -229,7 +236,7 @@ def plan(result: EvalResult, model: str) -> Picture | None:
 
 
 def plan_chains(result: EvalResult, row: EvalRow) -> tuple[Chain, ...]:
-    """The chains of the plan that a row ran; empty where the file does not hold it."""
+    """The chains of a row's plan; empty if the file does not hold it."""
     content = result.plans.get(row.plan, {}).get("chains", ())
     return chains_of(content, result.path) if content else ()
 
@@ -245,7 +252,7 @@ def fastest_first(result: EvalResult, model: str) -> list[EvalRow]:
 
 
 def timeline(result: EvalResult, model: str) -> Picture | None:
-    """Both processors, as predicted above as profiled, of the fastest that has a profile."""
+    """Predicted above profiled timeline of the fastest strategy with a profile."""
     profiles = {profile.strategy: profile for profile in result.profiles(model)}
     names = [row.strategy for row in fastest_first(result, model) if row.strategy in profiles]
     names += list(profiles)
@@ -270,7 +277,7 @@ def timeline_of(profile: InferenceProfile, others: Sequence[InferenceProfile]) -
 
 
 def sharing(result: EvalResult) -> Picture | None:
-    """What plans on both processors spend on data sharing."""
+    """Data sharing of plans on both processors."""
     bars, rows, keys = [], [], looks(result)
     for model in result.models:
         heading = stem(model)
@@ -339,7 +346,7 @@ def memory(result: EvalResult) -> Picture | None:
 
 
 def energy(result: EvalResult) -> Picture | None:
-    """What one inference takes, where a sensor told."""
+    """Energy of one inference, if a sensor measured it."""
     keys = looks(result)
 
     def parts(row: EvalRow) -> Iterator[Part]:
@@ -387,3 +394,122 @@ def _by_model(
         legend=legend,
         sources=_sources(rows),
     )
+
+
+#: The predictor that plans by default, and shapes of the others in their order.
+USUAL_PREDICTOR = "codl"
+PREDICTOR_SHAPES = ("up", "down", "diamond", "cross", "star", "square", "bar")
+
+
+def accuracy(result: TrainResult) -> Picture | None:
+    """Rows within 10 % of what was measured, whole op shapes held out, by target.
+
+    Of targets that several predictors know.
+    """
+    rows = [row for row in result.predictors if row.split == "shape" and row.acc10 is not None]
+    counts = Counter(row.target for row in rows)
+    rows = [row for row in rows if counts[row.target] > 1]  # others stand in the table
+    if not rows:
+        return None
+    names = list(dict.fromkeys(row.name for row in rows))
+    others = [name for name in names if name != USUAL_PREDICTOR]
+    keys = (
+        {USUAL_PREDICTOR: Key("both", USUAL_PREDICTOR, "circle")}
+        if USUAL_PREDICTOR in names
+        else {}
+    )
+    keys |= {
+        name: Key("library", name, PREDICTOR_SHAPES[at % len(PREDICTOR_SHAPES)])
+        for at, name in enumerate(others)
+    }
+
+    def dot(name: str, acc10: float, target: str) -> Dot:
+        key = keys[name]
+        tip = f"{target}: {name} predicts {digits(acc10)} % within 10 %"
+        return Dot(acc10, key.class_, tip, key.shape)
+
+    targets = dict.fromkeys(row.target for row in rows)
+    by_target = [
+        (
+            target,
+            [dot(r.name, r.acc10 or 0.0, target) for r in rows if r.target == target],
+        )
+        for target in targets
+    ]
+    table = tuple((row.target, row.processor, row.name, row.acc10, row.mape) for row in rows)
+    return charts.dots(
+        "Accuracy of the predictors",
+        by_target,
+        Data(("target", "processor", "predictor", "within 10 % (%)", "MAPE (%)"), table),
+        name="percent of held-out rows within 10 %",
+        pitch=0,
+        legend=keys.values(),
+        note="All rows of an op's shape are held out together.",
+        sources=result.sources,
+    )
+
+
+def kernel_bars(result: BenchResult) -> Picture | None:
+    """Every variant of every op, the fastest first."""
+    if not result.ops:
+        return None
+    bars, before = [], ""
+    for row in result.ops:
+        tip = f"{row.variant}: {digits(row.latency_ms)} ms, {digits(row.gflops)} GFLOP/s"
+        ends = (row.p20_ms, row.p80_ms) if row.p80_ms else None
+        part = Part(0.0, row.latency_ms, row.processor, tip)
+        heading = "" if row.op == before else row.op
+        bars.append(Bar(row.variant, (part,), digits(row.latency_ms), (), ends, heading))
+        before = row.op
+    heads = ("op", "variant", "processor", "latency (ms)", "p80 (ms)", "GFLOP/s")
+    rows = tuple(
+        (r.op, r.variant, r.processor, r.latency_ms, r.p80_ms or None, r.gflops) for r in result.ops
+    )
+    return charts.bars(
+        "Kernels beside each other",
+        bars,
+        Data.filled(heads, rows),
+        name="milliseconds",
+        legend=[Key(side, f"on the {side.upper()}") for side in PROCESSORS],
+        note="Whiskers reach to the 80th percentile.",
+        sources=(result.source,),
+    )
+
+
+def waterfall(result: ExplainResult) -> Picture:
+    """A bar for every total and term, the axis cut off where nothing is lost."""
+    steps = steps_of(result)
+    totals = [step.total_ms for step in steps]
+    low = max(0.0, min(totals) - 0.5 * ((max(totals) - min(totals)) or max(totals) or 1.0))
+    cut_off = f", from {digits(low)} on" if low else ""
+    rows = tuple((s.name, s.ms, s.total_ms, what_of(s.name, result)) for s in steps)
+    return charts.bars(
+        f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}",
+        [_waterfall_bar(step, low) for step in steps],
+        Data(("term", "ms", "total (ms)", "what it is"), rows),
+        name=f"milliseconds{cut_off}",
+        low=low,
+        legend=(
+            Key("bound", "a latency"), Key("wait", "what a term adds"),
+            Key("both", "what one takes away"),
+        ),
+        sources=(result.source,),
+    )  # fmt: skip
+
+
+def _waterfall_bar(step: WaterfallLine, low: float) -> Bar:
+    if step.ms is None:
+        told = f"{step.name}: {digits(step.total_ms)} ms"
+        part = Part(low, step.total_ms, "bound", told)
+        return Bar(step.name, (part,), digits(step.total_ms))
+    told = f"{step.name}: {signed(step.ms)} ms, {TERMS.get(step.name, '')}"
+    ends = sorted((step.total_ms - step.ms, step.total_ms))
+    part = Part(ends[0], ends[1], "wait" if step.ms >= 0 else "both", told)
+    return Bar(step.name, (part,) if abs(step.ms) > NOTHING else (), signed(step.ms))
+
+
+def explained_plan(result: ExplainResult) -> Picture:
+    """The layers of the plan on both processors."""
+    chains = [Chain(c.ops, c.dim, c.gpu_ratio, {}) for c in result.chains if c.ops]
+    title = f"Plan of {result.strategy} for {result.model}"
+    return charts.strip(title, chains, sources=(result.source,))

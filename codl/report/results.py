@@ -220,6 +220,8 @@ class EvalResult(ResultFile):
     asked: EvalRequest | None = None
     digests: Digests | None = None
     plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: What was not measured where the evaluation was ended early.
+    incomplete: str = ""
 
     def __post_init__(self) -> None:
         for at, row in enumerate(self.rows):
@@ -435,17 +437,6 @@ class ExplainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveResult(ResultFile):
-    """What `scripts/bench/stage.py` wrote: evaluations on SoCs of several sizes.
-
-    Of a SoC there are several where a later run went on.
-    """
-
-    command: ClassVar[str] = "curve"
-    evaluations: tuple[EvalResult, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PluginResult(ResultFile):
     """A result of a plugin's command, which is in `codl.plugins.RESULTS`."""
 
@@ -481,21 +472,6 @@ class BenchResult(ResultFile):
     source: AnySource = NOT_RECORDED
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaperResult(ResultFile):
-    """What a script of scripts/paper wrote: rows of one of the paper's figures, on one SoC."""
-
-    command: ClassVar[str] = "paper"
-    figure: str
-    soc: SocSummary
-    rows: tuple[Mapping[str, str | int | float | None], ...]
-    made_by: str = ""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(str(row["source"]) for row in self.rows if row.get("source")))
-
-
 Result = (
     EvalResult
     | TrainResult
@@ -505,12 +481,10 @@ Result = (
     | RunResult
     | PackageResult
     | ExplainResult
-    | CurveResult
     | ValidateResult
     | ValidationsResult
     | PluginResult
     | BenchResult
-    | PaperResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {

@@ -38,7 +38,8 @@ class Table(rich.table.Table):
         wide = options.update(max_width=ENDLESS)
         columns, gone = list(self.columns), []
         for header in self.spare:
-            if sum(_least(console, wide, column) for column in columns) <= _room(columns, options):
+            least = sum(_measured(console, wide, column).minimum for column in columns)
+            if least <= _room(columns, options):
                 break
             gone += [header for column in columns if str(column.header) == header]
             columns = [column for column in columns if str(column.header) != header]
@@ -55,17 +56,12 @@ class Table(rich.table.Table):
 
 def _caption(caption: Any, gone: Sequence[str]) -> str:
     names = ", ".join(" ".join(header.split()) for header in gone)
-    line = f"No room for: {names}. A wider terminal has them, and --json."
+    line = f"Hidden columns: {names} (widen the terminal or use --json)."
     return f"{caption}\n{line}" if caption else line
 
 
 def _room(columns: Sequence[rich.table.Column], options: ConsoleOptions) -> int:
     return options.max_width - BETWEEN * len(columns) - OUTER
-
-
-def _least(console: Console, options: ConsoleOptions, column: rich.table.Column) -> int:
-    """Letters of the longest word, or of the longest line where lines are not to be broken."""
-    return _measured(console, options, column).minimum
 
 
 def _measured(console: Console, options: ConsoleOptions, column: rich.table.Column) -> Measurement:

@@ -14,11 +14,11 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, T
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from codl import files
-from codl.evaluation.tracing import Recording
+from codl.evaluation.run_report import Recording
 from codl.ir.executable import Access, Executable, GpuOp, Net, OnnxNet, Relayout, Step, Transfer
 from codl.ir.plan import Plan
 from codl.plan.price import PlacedSpan
-from codl.records.results import SpanKind, TimeSpan
+from codl.records.results import SpanKind
 
 #: What a slice shows beside its name.
 Notes: TypeAlias = "Mapping[str, str | float | Sequence[str]]"
@@ -144,7 +144,11 @@ def lanes_of(
     pieces = [(placed, _slice(placed, at_ms, notes)) for placed in spans]
     lanes: dict[str, list[Slice]] = {track: [] for track in TRACKS}
     for track in TRACKS:
-        lane = [(placed, piece) for placed, piece in pieces if _track(placed.span) == track]
+        lane = [
+            (placed, piece)
+            for placed, piece in pieces
+            if track == (QUEUE if placed.span.processor == "gpu" else OF_CPU[placed.span.kind])
+        ]
         lane.sort(key=lambda pair: (pair[1].start_ns, pair[0].span.kind == "layer"))
         _nest(lane)
         for stage, group in groupby(lane, key=lambda pair: pair[0].stage):
@@ -153,10 +157,6 @@ def lanes_of(
             lanes[track] += [_chain(executable, plan, stage, inner)] if is_chain else inner
     _draw_flows(executable, pieces, flows)
     return lanes
-
-
-def _track(span: TimeSpan) -> str:
-    return QUEUE if span.processor == "gpu" else OF_CPU[span.kind]
 
 
 def _slice(placed: PlacedSpan, at_ms: float, notes: _NoteMaker) -> Slice:

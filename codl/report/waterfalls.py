@@ -13,7 +13,6 @@ from codl.records.waterfall import (
     MEASURED_TERMS,
     TERMS,
     ChainTerms,
-    WaterfallTerm,
     WholeOp,
 )
 from codl.report.results import ExplainResult
@@ -288,13 +287,11 @@ def findings(result: ExplainResult) -> tuple[str, ...]:
     if not result.bound_ms:
         return ()
     largest = sorted(result.terms, key=lambda term: -term.ms)[:3]
-    named = ", ".join(_named(term) for term in largest if term.ms > NOTHING)
+    named = ", ".join(
+        f"{term.name} ({signed(term.ms)} ms)" for term in largest if term.ms > NOTHING
+    )
     return (
         f"{result.model} by {result.strategy}: {digits(last)} ms is "
         f"{digits(last / result.bound_ms)} times the lossless bound of {digits(result.bound_ms)} "
         f"ms{'; most is lost to ' + named if named else ''}.",
     )
-
-
-def _named(term: WaterfallTerm) -> str:
-    return f"{term.name} ({signed(term.ms)} ms)"

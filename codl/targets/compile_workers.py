@@ -54,11 +54,12 @@ def needs_kernels(task: Task) -> bool:
 class CompileWorkers:
     """Up to `count` agents that compile, started when there are enough tasks.
 
-    `deadly` are tasks that crashed agents, with the reason: they would crash this process, too.
+    `crashing_tasks` are tasks that crashed agents, with the reason: they would crash this
+    process, too.
     """
 
     def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
-        self.deadly: dict[Task, str] = {}
+        self.crashing_tasks: dict[Task, str] = {}
         how = {"name": "a process", "cores": _cores(soc), "prelude": [Begin(soc)]}
         self._agents = [AgentClient(command, **how) for _ in range(count)]  # type: ignore[arg-type]
         self._done: set[Task] = set()
@@ -91,7 +92,7 @@ class CompileWorkers:
     def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
         """Compile one task after the other; an agent that cannot open its device is removed.
 
-        A task that crashed several agents is deadly.
+        A task that crashed several agents is one of these.
         """
         try:
             agent.ask(Open())
@@ -107,7 +108,9 @@ class CompileWorkers:
                 if self._deaths[task] < DEATHS:
                     left.appendleft(task)
                     continue
-                self.deadly[task] = f"{DEATHS} processes died while it was compiled: {error}"
+                self.crashing_tasks[task] = (
+                    f"{DEATHS} processes died while it was compiled: {error}"
+                )
             except CodlError:
                 pass  # reported where the task is measured
             self._done.add(task)

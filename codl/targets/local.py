@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from codl.measure.batch import BatchRunner, MeasureBatch, Measurement
     from codl.measure.facts import Fact
     from codl.measure.timing import Effort, TimedTogether
-    from codl.measure.ui_probe import UiProbe
+    from codl.measure.ui_frames import UiProbe
     from codl.runtime.clock_settings import ClockSettings
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.loaded import Loaded
@@ -103,7 +103,7 @@ class LocalTarget(Target):
 
                 return unpinned_ratios(self.soc, cores)
             case requests.Power(seconds):
-                from codl.measure.power import measure_power
+                from codl.measure.facts import measure_power
 
                 with self._measuring() as device:
                     return measure_power(device, find_sensors(), seconds)
@@ -312,7 +312,7 @@ class LocalTarget(Target):
 
     @cached_property
     def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_probe import UiProbe
+        from codl.measure.ui_frames import UiProbe
 
         return UiProbe(self._open())
 

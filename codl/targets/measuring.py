@@ -232,7 +232,7 @@ class Arriving:
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
     """The row of a task from its values; raises `FrameError` for values that are not valid."""
-    blank = replace(task.blank, run=run)
+    blank = replace(task.row_template, run=run)
     try:
         row: Row = msgspec.convert(content, type(blank))
     except msgspec.ValidationError as error:

@@ -1,11 +1,10 @@
 """First check of a plan against ONNX Runtime, before an engine hands out a result.
 
-A plan runs on seeded inputs, beside ONNX Runtime. Where every output is as close as the kernels of
-the plan round, and NaN and infinities lie where ONNX Runtime's do, it is right; that costs three
-inferences. Anything else is looked at with care: what the reference makes of inputs that are 1e-6
-larger says which outputs rounding decides, the references of ops say which elements the model is
-not defined on, and each op is run alone, as `codl validate` does. So an op that is wrong is told
-from a model that drifts.
+A plan and ONNX Runtime run on the same seeded inputs. The plan is right if every output differs by
+no more than its kernels round, with NaN and infinities in the same places; that costs three
+inferences. Otherwise the reference runs on inputs that are 1e-6 larger, to find outputs that
+rounding decides. The references of ops find elements on which the model is not defined. Then each
+op runs alone, as in `codl validate`, to tell a wrong op from a model that drifts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.evaluation.closeness import Closeness, is_right, kinds, worst
+from codl.frontend.convert import Source
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
@@ -42,7 +42,7 @@ from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
-from codl.validate.references import BY_OPS, ModelAndSource, Source, Values, outputs_by_ops
+from codl.validate.references import BY_OPS, ModelAndSource, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import (
     COSINE,
@@ -56,13 +56,46 @@ from codl.validate.validation import (
 
 #: Seconds for ops one by one, and for what stands in for those that are wrong.
 BUDGET_S = 300.0
-#: How much larger inputs are for a reference that shows what rounding makes of a model, and how
-#: many times farther than that a plan's outputs may be.
+#: How much larger the inputs are that show the effect of rounding, and how many times that effect a
+#: plan's outputs may be off.
 NUDGE, SPREAD = 1e-6, 10.0
 #: The reference holds the weights once more, and reading a file takes as much again.
 MEMORY = 3
 #: Modes of `eltwise` that are not defined on all numbers.
 PARTIAL = ("acos", "acosh", "asin", "atanh", "div", "log", "pow", "reciprocal", "sqrt")
+
+
+@dataclass
+class EngineBuilder:
+    """Builds engines of a plan, again where ops are to run in other variants.
+
+    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`; of a
+    plan that is to be `strict` that is an error.
+    """
+
+    network: Network
+    plan: Plan
+    target: Target
+    tuning: Tuning = Tuning()
+    recovers: bool = False
+    strict: bool = False
+    _moved: list[OpFallback] = field(default_factory=list)
+
+    def build(self, fallbacks: Sequence[OpFallback] = ()) -> Engine:
+        """The engine of the plan with these fallbacks."""
+        network = self.network
+        while True:
+            chosen = self.plan
+            if changes := (*fallbacks, *self._moved):
+                chosen = with_fallbacks(network, chosen, changes)
+            try:
+                return Engine(network, chosen, self.target, self.tuning, recovers=self.recovers)
+            except NoKernelError as error:
+                move = _to_cpu(network, error, self.target.soc)
+                if self.strict or move is None or move in self._moved:
+                    raise
+                self._moved.append(move)
+                warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
 
 
 def checked_engine(
@@ -75,55 +108,39 @@ def checked_engine(
     recovers: bool = False,
     strict: bool = False,
 ) -> Engine:
-    """An engine whose outputs were found to be those of its model; `checked` says how close.
+    """An engine of a plan, compared with its source where there is one; see `first_check`."""
+    builder = EngineBuilder(network, plan, target, tuning, recovers, strict)
+    engine = builder.build()
+    return engine if source is None else first_check(engine, builder, source)
 
-    `source` is what the network was read from; without one nothing is compared. What was found once
-    is remembered. Where the plan is wrong, ops run in other variants, with one `CodlWarning`.
-    Raises `WrongResultError` where that does not help; of one that is to be `strict`, at once.
 
-    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`.
+def first_check(engine: Engine, builder: EngineBuilder, source: Source) -> Engine:
+    """The engine, or one in its place whose outputs are right; `checked` says how close they are.
+
+    The network was read from `source`. Verdicts are cached. If the plan is wrong, ops run in other
+    variants, with one `CodlWarning`. Raises `WrongResultError` if that does not help, or at once if
+    the builder is `strict`.
     """
-    moved: list[OpFallback] = []
-
-    def build(fallbacks: Sequence[OpFallback] = ()) -> Engine:
-        while True:
-            chosen = plan
-            if changes := (*fallbacks, *moved):
-                chosen = with_fallbacks(network, plan, changes)
-            try:
-                return Engine(network, chosen, target, tuning, recovers=recovers)
-            except NoKernelError as error:
-                move = _to_cpu(network, error, target.soc)
-                if strict or move is None or move in moved:
-                    raise
-                moved.append(move)
-                warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
-
-    engine = build()
-    if source is None:
-        return engine
-    begin = perf_counter()
+    network, target, begin = builder.network, builder.target, perf_counter()
     with _closed_on_error(engine):
         slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
-        elif checked is not None and checked.fallbacks and strict:
+        elif checked is not None and checked.fallbacks and builder.strict:
             raise wrong(network, str(checked.fallbacks[0]))
-    if checked is None:
-        with _closed_on_error(engine):
+        if checked is None:
             check_order(engine.executable)
-        cosine = usual_cosine(network, variants_of(engine.plan))
-        comparison = _Comparison(
-            source.again(network), target, tuning, build, cosine=cosine, strict=strict
-        )
-        engine, checked = comparison.run(engine)
+    if checked is None:
+        engine, checked = _Comparison(
+            ModelAndSource.again(source, network), builder, engine.plan
+        ).run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
         checked = replace(checked, ms=1e3 * (perf_counter() - begin))
     elif checked.fallbacks:
         engine.close()
-        engine = build(checked.fallbacks)
+        engine = builder.build(checked.fallbacks)
     engine.checked = checked
     tell(network.name, checked, is_new=remembered is None)
     return engine
@@ -141,33 +158,23 @@ def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | No
 
 
 class _Comparison:
-    """A model's plan beside its reference, and what helps where they disagree."""
+    """Compares a model's plan with its reference, and finds fallbacks if they disagree."""
 
-    def __init__(
-        self,
-        model: ModelAndSource,
-        target: Target,
-        tuning: Tuning,
-        build: Callable[[Sequence[OpFallback]], Engine],
-        *,
-        cosine: float,
-        strict: bool,
-    ) -> None:
-        self._model, self._target, self._tuning = model, target, tuning
-        self._build, self._strict = build, strict
+    def __init__(self, model: ModelAndSource, builder: EngineBuilder, plan: Plan) -> None:
+        self._model, self._builder = model, builder
         self._samples, self._right, self._by = _references(model)
-        self._cosine = cosine
-        #: How far the reference is from itself, by output, of each sample that looked wrong.
+        self._cosine = usual_cosine(builder.network, variants_of(plan))
+        #: How far rounding moves the reference, by sample that looked wrong and by output.
         self._noise: dict[int, Mapping[str, Closeness]] = {}
         #: Outputs that chance decides.
         self._ignored: frozenset[str] = frozenset()
-        #: What is right of any kernels, once all ops were found right by themselves.
+        #: The error that is allowed once every op was found right by itself.
         self._least = 0.0
         #: The largest error that counted as right so far.
         self._taken = 0.0
 
     def run(self, engine: Engine) -> tuple[Engine, Checked]:
-        """The engine, or one in its place that is right, and what was found."""
+        """The engine, or one with fallbacks that is right, and the verdict."""
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
             with _closed_on_error(engine):
@@ -181,7 +188,7 @@ class _Comparison:
                 return engine, self._verdict(close, fallbacks)
             engine.close()
             fallbacks = (*fallbacks, *self._remedy(*miss))
-            engine = self._build(fallbacks)
+            engine = self._builder.build(fallbacks)
 
     def _verdict(self, close: Closeness, fallbacks: tuple[OpFallback, ...]) -> Checked:
         compared = {name for right in self._right for name in right} - self._ignored
@@ -198,7 +205,7 @@ class _Comparison:
         )
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
-        """How close outputs are; by which plan, on which sample and by which limit they miss."""
+        """How close outputs are; and for a miss the plan, the sample and the limit."""
         seen: list[Closeness] = []
         limit = max(self._least, limit_of(engine.executable))
         # What a run gave must be there after the next.
@@ -219,9 +226,9 @@ class _Comparison:
         return is_right(close, cosine, limit)
 
     def _look_at(self, number: int) -> None:
-        """Find out which elements of a sample's outputs are not defined, and what rounding makes.
+        """Find the undefined elements of a sample's outputs, and the effect of rounding.
 
-        An output of which another run has other values is never looked at.
+        Outputs that differ between two runs of the reference are ignored.
         """
         sample, right = self._samples[number], self._right[number]
         self._noise[number] = {}
@@ -251,7 +258,7 @@ class _Comparison:
         }
 
     def _leave_out_chaos(self) -> None:
-        """Compare no output any more in samples where rounding decides what it is."""
+        """Leave out outputs, by sample, whose value rounding decides."""
         for number in range(len(self._samples)):
             if number not in self._noise:
                 self._look_at(number)
@@ -263,10 +270,10 @@ class _Comparison:
             }
 
     def _defined(self, sample: Values, right: Outputs) -> Outputs:
-        """Right outputs, masked where ONNX leaves open what they are.
+        """Reference outputs, masked where ONNX does not define them.
 
-        There an op made NaN, and a maximum behind it may drop that: ONNX Runtime does so or not by
-        the place in a tensor.
+        There an op made NaN, which a maximum behind it may drop. ONNX Runtime does so for some
+        positions in a tensor.
         """
         network = self._model.network
         is_partial = any(isinstance(x.op, Eltwise) and x.op.mode in PARTIAL for x in network.layers)
@@ -283,16 +290,17 @@ class _Comparison:
         return {name: masked(name, value) for name, value in right.items()}
 
     def _remedy(self, plan: Plan, number: int, limit: float) -> tuple[OpFallback, ...]:
-        """What is to run otherwise, nothing where every op is right by itself.
+        """The fallbacks that make the plan right; none if every op is right by itself.
 
-        Raises `WrongResultError` where that is not enough.
+        Raises `WrongResultError` if they are not enough.
         """
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
         self._leave_out_chaos()
         order = sorted(range(len(self._samples)), key=lambda place: place != number)
         samples = [self._samples[place] for place in order]
-        tested = ModelUnderTest(self._model, self._target, self._tuning, samples, self._ignored)
+        target, tuning = self._builder.target, self._builder.tuning
+        tested = ModelUnderTest(self._model, target, tuning, samples, self._ignored)
         tested.expect([self._right[place] for place in order])
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
@@ -304,7 +312,7 @@ class _Comparison:
                 if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
                 checked = replace(checked, limit=limit)
-            if self._strict:
+            if self._builder.strict:
                 raise wrong(network, checked.diagnosis)
             remedy = find_remedy(tested, checked, budget=time)
         if not remedy.is_right or any(check.verdict != "imprecise" for check in remedy.unmet):
@@ -313,10 +321,10 @@ class _Comparison:
 
 
 def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str]:
-    """Samples, their right outputs, and what those are by.
+    """Samples, their reference outputs, and the name of the reference.
 
-    Values are those of images, then of both signs, and these turned: operators differ where numbers
-    are negative, and so every element is once.
+    The first sample has values as images have, the second both signs, and the third the opposite
+    signs: operators differ for negative numbers, and every element is negative once.
     """
     usual = random_inputs(model.network)
     samples: list[Values] = [model.shaped(usual)]
@@ -337,7 +345,7 @@ def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Values:
-    """A sample whose floats are others, of the same type."""
+    """A sample with changed floats of the same type."""
     return {
         name: change(value).astype(value.dtype) if value.dtype.kind == "f" else value
         for name, value in sample.items()
@@ -345,10 +353,10 @@ def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]])
 
 
 def limit_of(executable: Executable) -> float:
-    """What outputs are off by where nothing is wrong, of the largest value.
+    """The error of right outputs, as a part of the largest value.
 
-    It is less than what the least exact of its kernels may be off by: of whole models more was not
-    seen, and what one op computes wrongly others behind it make smaller.
+    It is smaller than the limit of the least exact kernel: whole models were never farther off, and
+    later ops shrink the error of a wrong one.
     """
     on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
     if "float16" in map(arithmetic_of, on_gpu):  # off by two to four times what storage costs
@@ -362,7 +370,7 @@ def limit_of(executable: Executable) -> float:
 
 
 def why_not(network: Network) -> str:
-    """Why nothing can be compared here; "" where it can."""
+    """Why nothing can be compared here; empty if it can."""
     held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
     wanted, left = MEMORY * held, memory_of().available or inf
     if wanted > left:
@@ -371,7 +379,7 @@ def why_not(network: Network) -> str:
 
 
 def wrong(network: Network, off: Closeness | str) -> WrongResultError:
-    """The error where nothing helps, with what was seen."""
+    """The error to raise if no fallback helps."""
     if isinstance(off, Closeness):
         off = f"Cosine {off.cosine:.6f}, off by {off.max_rel_err:.2g} of the largest value."
     return WrongResultError(
@@ -382,7 +390,7 @@ def wrong(network: Network, off: Closeness | str) -> WrongResultError:
 
 
 def tell(name: str, checked: Checked, *, is_new: bool) -> None:
-    """Warn of what runs otherwise than planned, and where the model itself was not compared."""
+    """Warn of fallbacks, and of models that were not compared with ONNX Runtime."""
     if told := "; ".join(map(str, checked.fallbacks)):
         text = f"{name} is right on this device only where some kernels are left out: {told}."
         warnings.warn(text, CodlWarning, stacklevel=4)

@@ -6,7 +6,7 @@ Samples of inputs are read one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, overload
 
@@ -15,13 +15,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, UnsupportedError
-from codl.frontend import models
-from codl.frontend.convert import network_of
+from codl.frontend.convert import Source, load_with_source
 from codl.frontend.graph import weights
 from codl.frontend.graph.integer_products import reference_session, session_options
 from codl.frontend.graph.old_opsets import opset_of
-from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
-from codl.frontend.graph.shapes import data_inputs, fix_shapes, sizes_of
+from codl.frontend.graph.onnx_import import generations, said_by_onnx_runtime
+from codl.frontend.graph.shapes import data_inputs, sizes_of
 from codl.ir import Array, Layer, Network, Op
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 from codl.ir.ops.pooling import MaxIndices, Pool2d
@@ -31,41 +30,6 @@ Values: TypeAlias = Mapping[str, NDArray[Any]]
 Exact: TypeAlias = NDArray[np.float64]
 #: References: of models as they are, and of those that ONNX Runtime runs in no opset.
 BY_ONNX_RUNTIME, BY_OPS = "ONNX Runtime", "references of ops"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a network was read from, to be read again: only a reference wants it once more.
-
-    `digest` is of structure and weights as the file has them.
-    """
-
-    model: str
-    batch: int | None
-    shapes: Mapping[str, tuple[int, ...]]
-    digest: str
-
-    def again(self, network: Network) -> ModelAndSource:
-        """The model that this network is of."""
-        return ModelAndSource(network, _fixed(models.load(self.model, self.batch), self.shapes))
-
-
-def read_network(
-    model: str,
-    batch: int | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    *,
-    check: bool = True,
-) -> tuple[Network, Source | None]:
-    """A network as `codl.frontend.convert.load_network` reads it, and to `check` it its source."""
-    loaded = ModelAndSource.load(model, batch, shapes)
-    if not check or loaded.source is None:
-        return loaded.network, None
-    return loaded.network, Source(model, batch, shapes or {}, loaded.source.digest())
-
-
-def _fixed(source: models.ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> weights.Model:
-    return replace(source.model, proto=fix_shapes(source.model.proto, shapes))
 
 
 @dataclass(frozen=True)
@@ -85,9 +49,12 @@ class ModelAndSource:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> ModelAndSource:
         """As `codl.frontend.convert.load_network` loads it."""
-        named = models.load(model, batch)
-        source = _fixed(named, shapes or {})
-        return cls(network_of(import_onnx(source, named.name)), source)
+        return cls(*load_with_source(model, batch, shapes))
+
+    @classmethod
+    def again(cls, source: Source, network: Network) -> ModelAndSource:
+        """The model that a network was read from, read once more."""
+        return cls(network, source.read())
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -139,7 +106,7 @@ class ModelAndSource:
         return f"{BY_ONNX_RUNTIME}{opset}"
 
     def doubt(self, reference: str) -> str:
-        """What ONNX Runtime said of the model where a reference is another one; else ""."""
+        """ONNX Runtime's complaint about the model if it is not the reference; else empty."""
         said = "" if reference == BY_ONNX_RUNTIME else next(iter(self._problems), "").rstrip(".")
         return said and f"{BY_ONNX_RUNTIME} does not run the model as it is: {said}"
 

@@ -1,9 +1,9 @@
 """Remedy of a wrong plan: the fewest fallbacks with which it is right, found by running it.
 
-Ops that are wrong by themselves run in what stands in for their variant: another one on the same
-processor, one that stores float32, or the other processor. The first that computes the op rightly
-on the reference's inputs is taken. Where the outputs are still wrong, errors add up, or an op is
-wrong only in its place; then the fewest other ops are looked for with which they are right.
+Ops that are wrong by themselves get a fallback: another variant on the same processor, one that
+stores float32, or the other processor. The first fallback that is right on the reference's inputs
+is taken. If the outputs are still wrong, errors add up, or an op is wrong only inside the network.
+Then the smallest set of further fallbacks is searched with which the outputs are right.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from codl.validate.validation import (
 
 #: Seconds that the search for a remedy may take.
 BUDGET_S = 120.0
-#: What is said of an op that is right by itself.
+#: The reason of a fallback for an op that is right by itself.
 DRIFTS = "errors add up"
 #: A layer's name and the processor that computes a part of it.
 Key: TypeAlias = tuple[str, Processor]
@@ -43,9 +43,9 @@ def _key(check: OpCheck) -> Key:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A plan with `fallbacks`, and how close its outputs are; `whole` is None where it cannot run.
+    """A plan with `fallbacks`, and how close its outputs are; `whole` is None if it cannot run.
 
-    `unmet` are parts that are wrong and for which nothing stands in; `tried` plans ran.
+    `unmet` are wrong parts without a fallback; `tried` is the number of plans that ran.
     """
 
     plan: Plan
@@ -96,9 +96,9 @@ class _TriedFallbacks:
 def find_remedy(
     tested: ModelUnderTest, checked: Validation, *, budget: Budget | None = None
 ) -> Remedy:
-    """The smallest change of a plan with which its ops and outputs are right, or the best found.
+    """The smallest change with which a plan's ops and outputs are right, or the best one found.
 
-    That is looked for for two minutes, where no budget is given.
+    The search takes two minutes at most if no budget is given.
     """
     trials = _TriedFallbacks(tested, checked, budget or Budget(BUDGET_S))
     is_over = trials.budget.is_over
@@ -120,10 +120,10 @@ def find_remedy(
 
 
 def _for_wrong_ops(trials: _TriedFallbacks) -> tuple[list[OpFallback], list[OpCheck]]:
-    """What stands in for the ops that are wrong by themselves, and those that nothing does for.
+    """Fallbacks for the ops that are wrong by themselves, and the ops without one.
 
-    A plan with that may fuse kernels that were not checked: those are checked then, and where they
-    are wrong, the next one is taken.
+    A plan with fallbacks may fuse kernels that were not checked. They are checked here, and if they
+    are wrong, the next fallback is taken.
     """
     done: dict[Key, OpFallback] = {}
     refused: dict[Key, set[str]] = {}
@@ -165,7 +165,7 @@ def _newly_bad(
 
 
 def _for_refused(checked: Validation) -> list[OpFallback]:
-    """What ran instead of kernels that the device refuses: the next run need not try them."""
+    """Fallbacks for kernels that the device refuses, so that the next run does not try them."""
     planned = {
         name: variants.get("gpu")
         for chain in checked.plan.chains
@@ -189,10 +189,10 @@ def right_stand_ins(
     *,
     below: bool = False,
 ) -> dict[OpPart, OpCheck]:
-    """What stands in for parts and is right; of each the smallest change.
+    """The smallest right fallback of each part.
 
-    `refused` are variants that are out of the question, by layer and processor. With `below` only
-    those that round less count. Where `is_over` ends the search, later parts have none.
+    `refused` are variants to leave out, by layer and processor. With `below` only variants that
+    round less count. Parts that are not reached before `is_over` have none.
     """
     ladders = [
         [
@@ -219,7 +219,7 @@ def _drifting(
     *,
     only_exacter: bool,
 ) -> list[OpFallback]:
-    """A fallback for each of some parts that are right by themselves, as far as there is one."""
+    """Fallbacks for parts that are right by themselves."""
     standing = right_stand_ins(tested, suspects, {}, is_over, below=only_exacter)
     return [
         OpFallback(
@@ -231,14 +231,14 @@ def _drifting(
 
 
 def _inexact(checks: Sequence[OpCheck]) -> list[OpCheck]:
-    """Those in variants that round more than others, the largest errors first."""
+    """Parts in variants that round more than the most exact one, the largest errors first."""
     least = min((check.limit for check in checks), default=0.0)
     inexact = (check for check in checks if check.limit > least)
     return sorted(inexact, key=lambda check: -check.closeness.max_rel_err)
 
 
 def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
-    """Those at which the error that has added up grows most first."""
+    """Parts sorted by how much the accumulated error grows at them."""
     steep = {name: place for place, name in enumerate(checked.steepest)}
     return sorted(
         checks,
@@ -250,7 +250,7 @@ def _by_growth(checks: Sequence[OpCheck], checked: Validation) -> list[OpCheck]:
 
 
 def reason_of(check: OpCheck) -> str:
-    """What a check found, in a few words."""
+    """The finding of a check, in a few words."""
     close = check.closeness
     counts = (
         (close.nan, "NaN"),
@@ -271,12 +271,11 @@ def smallest(
     enough: Callable[[Sequence[T]], bool],
     is_over: Callable[[], bool] = lambda: False,
 ) -> list[T]:
-    """Of items that are enough together, some that are too, none of which can be left out.
+    """A minimal subset of items that is enough, by delta debugging.
 
-    That is delta debugging. The likeliest come first: at first a shortest run of them is looked for
-    by bisection, which is right where more is never worse, and then pieces of that are left out, by
-    halves down to single ones. Where `is_over` ends the search, what is left is enough but may be
-    more than needed.
+    The likeliest items come first. Bisection finds the shortest prefix that is enough, which is
+    right if more items are never worse. Then pieces of it are left out, by halves down to single
+    items. If `is_over` ends the search, the result is enough but may not be minimal.
     """
     low, high = 0, len(items)  # the first `high` are enough
     while high - low > 1 and not is_over():

@@ -1,9 +1,9 @@
 """Verdicts of plans compared with their references, kept in codl's cache.
 
-An entry is known by all that it rests on: the model with its weights, what the plan was lowered to
-(kernels with their sources, variants and choices), the device, its driver, the libraries that
-compute there, those here that say what is right, and codl's own code. No library is imported here
-that an engine of a bundle needs not.
+The key of an entry covers everything that the verdict depends on: the model with its weights, the
+lowered plan (kernels with their sources, variants and choices), the device, its driver and
+libraries, the libraries that compute the reference, and codl's own code. Only packages that an
+engine of a bundle needs are imported here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from codl.targets.base import Target
 from codl.targets.environment import identity_of, libraries_of
 
 KIND = "checked"
-#: Packages that say what is right.
+#: Packages that compute the reference.
 REFERENCES = ("numpy", "onnx", "onnxruntime")
 
 
 def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Slot:
-    """Where the cache has what is known of a model, by its digest, in these executables."""
+    """The cache slot of a model, given by its digest, in these executables."""
     lowered = sorted(executable.digest(weights=False) for executable in executables)
     key = {
         **identity_of(target),
@@ -45,7 +45,7 @@ def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Sl
 
 
 def load(slot: Slot) -> Checked | None:
-    """What is known; it took no time now."""
+    """The stored verdict, if any."""
     try:
         checked = msgspec.json.decode(slot.load() or b"", type=Checked)
     except msgspec.MsgspecError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from codl.cli import options as opt
-from codl.cli.output import emit, note, progress
+from codl.cli.output import JsonOption, OutputOption, emit, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
+from codl.jobs import options as opt
+from codl.jobs.options import option
 from codl.measure import FOLDER as DATASETS
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
@@ -37,12 +39,12 @@ RoundsOption = Annotated[
     ),
 ]
 SharesOption = Annotated[
-    str | None,
-    typer.Option(
+    Sequence[float] | None,
+    option(
         "--shares",
-        help="A processor's shares of an op's output, 0 ... 1. "
-        "{codl.cli.help_words:shares} with a budget.",
-        show_default=False,
+        help="A processor's shares of an op's output, 0 ... 1, by commas: "
+        "{codl.measure.tasks:SHARES} by default; with a budget {codl.measure.tasks:FEW_SHARES}.",
+        read=opt.read_shares,
     ),
 ]
 
@@ -50,10 +52,10 @@ SharesOption = Annotated[
 def collect_original(
     soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
-    models: opt.ModelsOption = None,
-    ops: opt.OpsOption = None,
+    models: opt.ModelNamesOption = (),
+    ops: opt.OpsOption = (),
     shares: SharesOption = None,
-    budget: opt.BudgetOption = None,
+    budget_s: opt.BudgetOption = None,
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, help="Stop after this many measurements.")
     ] = None,
@@ -62,8 +64,8 @@ def collect_original(
     gpu_memory_type: MemoryTypeOption = "image",
     rounds: RoundsOption = ROUNDS,
     datasets_folder: opt.ToDatasetsOption = DATASETS,
-    json: opt.JsonOption = False,
-    output: opt.OutputOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure ops by the original CoDL's program codl_op_run, which has kernels of its own.
 
@@ -76,13 +78,13 @@ def collect_original(
         raise CodlError(f"--program must be a path without =, got {program!r}.")
     if gpu_memory_type not in MEMORY_TYPES:
         raise UnknownNameError("type of memory", gpu_memory_type, MEMORY_TYPES)
-    shell, budget_s = shell_of(serial), opt.read_seconds(budget)
+    shell = shell_of(serial)
     check_program(shell, program, serial)
-    described = soc_of(soc)
+    described = soc_of(str(soc))
     options = Options(program, gpu_memory_type, described.cpu.threads, rounds)  # type: ignore[arg-type]
-    wanted = load_ops(opt.sources_of(models, ops) or MEASURED)
+    wanted = load_ops((*models, *ops) or MEASURED)
     usual = SHARES if budget_s is None else FEW_SHARES
-    tasks = make_tasks(wanted, described, options, opt.read_shares(shares) if shares else usual)
+    tasks = make_tasks(wanted, described, options, shares or usual)
     if not tasks:
         raise CodlError(
             "codl_op_run has none of these ops: it has convolutions without groups or dilation, "

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.options import JsonOption, OutputOption
-from codl.cli.output import TERMINAL, emit
+from codl.cli.output import TERMINAL, JsonOption, OutputOption, emit
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN

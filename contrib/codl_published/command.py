@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.options import JsonOption, OutputOption, ToDatasetsOption
-from codl.cli.output import emit, note
+from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.jobs.options import ToDatasetsOption
 from codl.measure import dataset as datasets
 
 #: Those that come with codl, by name.

@@ -6,8 +6,7 @@
 Variants of the planner that plans by default (`full`: the search `dp`, the predictor `codl`, with
 every term of `codl.plan.coverage`): one term off, or another search or predictor; with
 `--cross` every term off in every search with every predictor. `--other NAME=FOLDER` is a variant by
-predictors that were trained otherwise: beside another SoC (`codl train --like`), or on rows that
-were chosen in another order.
+predictors that were trained otherwise, as on rows that were chosen in another order.
 
 For every variant and model: whether the plan runs something else, and how long it takes by the full
 model, as a ratio to the full planner's plan; and what the variant's model says of the full
@@ -29,7 +28,6 @@ from typing import Any, cast
 
 from ablation_tables import FULL, summary, table
 
-from codl.cli.options import read_models, read_seconds
 from codl.cli.output import note
 from codl.engine.engine import Engine
 from codl.errors import CodlError, UnknownNameError
@@ -39,6 +37,7 @@ from codl.ir import Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
+from codl.jobs.options import read_models, read_seconds
 from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure import drift
@@ -183,7 +182,7 @@ class Ablation:
             own.folder: replace(self._context, predictors_folder=own.folder)
             for own in self._variants
         }
-        self._left_s = read_seconds(args.budget) or 0.0
+        self._left_s = read_seconds(args.budget)
         self._rows: list[dict[str, Any]] = []
         self._groups = kept(args.output) if args.resume else []
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from codl.errors import InvalidFileError
 from codl.provenance import provenance
-from codl.report.load import load_result, parse_result
-from codl.report.results import CurveResult
+
+sys.path.append(str(Path(__file__).parents[1]))
+from curves import CurveResult, load_curve, parse_curve
 
 #: Whose latencies make a point.
 STRATEGIES = ("cpu", "gpu", "codl")
@@ -29,7 +31,7 @@ class CurveFile:
         self._commit = {"commit": commit} if commit else {}
         self._evaluations: list[dict[str, Any]] = []
         if path.exists():
-            if not isinstance(load_result(path), CurveResult):
+            if not isinstance(load_curve(path), CurveResult):
                 raise InvalidFileError(path, "holds no curve: name another file by -o.")
             self._evaluations = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
 
@@ -79,7 +81,7 @@ class CurveFile:
         origin = {**provenance(), **self._commit}
         head = {"command": CurveResult.command, "version": VERSION, **origin}
         content = {**head, "evaluations": self._evaluations}
-        parse_result(content, self.path)  # so that no file is written that cannot be read
+        parse_curve(content, self.path)  # so that no file is written that cannot be read
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".tmp")
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -10,9 +10,9 @@ DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (contrib/codl_published/mappin
 are from). Each is imported as `codl dataset import` does, and every figure comes from the
 features and estimators that `codl train` uses: nothing here knows which phone it is. Figures are
 percentages of rows within 10 % (five folds of whole shapes, medians over the seeds), the regret
-of the split that predicted latencies choose, and the accuracy of a few shapes of a new phone
-beside the others in full. Each stands twice: with the term of the measurement run, learned from
-the run's other rows, and without any label of runs."""
+of the split that predicted latencies choose, and the accuracy of a few shapes of a new phone.
+Each stands twice: with the term of the measurement run, learned from the run's other rows, and
+without any label of runs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.measure.dataset import Dataset
-from codl.predict import DEFAULT, ESTIMATORS, features
-from codl.predict import domain_adaptation as transfer
+from codl.predict import ESTIMATORS, features
 from codl.predict import training_set as samples
-from codl.predict.domain_adaptation import SourceDomain
 from codl.predict.training_set import Samples
 from codl.records import soc as socs
 from codl.records.soc import Soc
@@ -45,8 +43,6 @@ from codl_published.importer import import_tables
 PHONES = ("lenovo_k5", "redmi", "vivo_z3", "oneplus5t", "huawei_mate_20")
 #: Its GPU's repeated measurements agree within 10 % in 72 % of rows only: told apart.
 NOISY = "huawei_mate_20"
-#: Near-copies of each other: transfer between them is no transfer.
-COPIES = {"lenovo_k5": "redmi", "redmi": "lenovo_k5"}
 ADRENO = "pixel4"
 MAPPINGS = Path(__file__).resolve().parents[2] / "contrib/codl_published/mappings"
 FOLDS, WITHIN, FEW = 5, 0.10, 100
@@ -80,13 +76,6 @@ class Part:
         if feature_set == "flops":
             target = features.mulayer_target("conv2d", self.samples.processor or "cpu")
         return features.table(feature_set, target, self.samples.items, self.soc).values
-
-    def few(self, rows: NDArray[np.bool_]) -> Part:
-        own = replace(
-            self.samples,
-            samples=tuple(s for s, keep in zip(self.samples.samples, rows, strict=True) if keep),
-        )
-        return Part(self.soc, own, self.shapes[rows], self.runs[rows], self.latency_ms[rows])
 
 
 def load(folder: Path) -> dict[tuple[str, str], Part]:
@@ -126,7 +115,6 @@ class Job:
     name: str
     with_runs: bool
     seed: int
-    known: tuple[SourceDomain, ...] = ()
 
 
 def held_out(job: Job) -> Vector:
@@ -146,10 +134,7 @@ def few_shot(job: Job) -> float:
     shapes, inverse = np.unique(part.shapes, return_inverse=True)
     chosen = np.random.default_rng(100 + job.seed).permutation(len(shapes))[:FEW]
     train = np.isin(inverse, chosen)
-    if job.known:
-        X = transfer.table(part.samples.target, part.samples.items, part.soc, job.known).values
-    else:
-        X = part.values(job.name)
+    X = part.values(job.name)
     return accuracy(_predict(job, X, train), part.latency_ms[~train])
 
 
@@ -231,36 +216,17 @@ def accuracy_table(
 def few_shot_table(
     parts: dict[tuple[str, str], Part], seeds: Sequence[int], pool: Any
 ) -> Iterator[dict[str, Any]]:
-    """`codl` on the new phone's own samples alone, beside all others, and without its near-copy."""
-    known = dict(zip(parts, pool.map(_learn, parts.values()), strict=True))
-    for beside in ("none", "others", "others but its near-copy"):
-        for with_runs in (True, False):
-            row: dict[str, Any] = {"beside": beside, "run_term": with_runs}
-            for side in ("cpu", "gpu"):
-                phones = [phone for phone in PHONES if phone != NOISY]
-                jobs = [
-                    Job(parts[p, side], "codl", with_runs, s, _known(known, p, side, beside))
-                    for p in phones
-                    for s in seeds
-                ]
-                found = np.array(list(pool.map(few_shot, jobs))).reshape(len(phones), len(seeds))
-                medians = np.median(found, axis=1)
-                row[f"{side}10"] = float(medians.mean())
-                row[side] = dict(zip(phones, medians.round(1).tolist(), strict=True))
-            yield row
-
-
-def _learn(part: Part) -> SourceDomain:
-    return SourceDomain.of(ESTIMATORS[DEFAULT], part.soc, part.samples)
-
-
-def _known(
-    known: dict[tuple[str, str], SourceDomain], phone: str, side: str, beside: str
-) -> tuple[SourceDomain, ...]:
-    if beside == "none":
-        return ()
-    left_out = {phone} | ({COPIES.get(phone)} if beside != "others" else set())
-    return tuple(known[other, side] for other in PHONES if other not in left_out)
+    """`codl` on a few shapes of a new phone."""
+    for with_runs in (True, False):
+        row: dict[str, Any] = {"run_term": with_runs}
+        for side in ("cpu", "gpu"):
+            phones = [phone for phone in PHONES if phone != NOISY]
+            jobs = [Job(parts[p, side], "codl", with_runs, s) for p in phones for s in seeds]
+            found = np.array(list(pool.map(few_shot, jobs))).reshape(len(phones), len(seeds))
+            medians = np.median(found, axis=1)
+            row[f"{side}10"] = float(medians.mean())
+            row[side] = dict(zip(phones, medians.round(1).tolist(), strict=True))
+        yield row
 
 
 def print_trained(result: Mapping[str, Any]) -> None:
@@ -319,11 +285,11 @@ def main() -> None:
                 flush=True,
             )
         if not options.no_few_shot:
-            print(f"\n{FEW} shapes of a new phone, beside    run term  CPU 10 %  GPU 10 %")
+            print(f"\n{FEW} shapes of a new phone: run term  CPU 10 %  GPU 10 %")
             for row in few_shot_table(parts, seeds, pool):
                 report["few_shot"].append(row)
                 print(
-                    f"{row['beside']:34s} {'yes' if row['run_term'] else 'no':8s} "
+                    f"{'yes' if row['run_term'] else 'no':8s} "
                     f"{row['cpu10']:9.1f} {row['gpu10']:9.1f}",
                     flush=True,
                 )

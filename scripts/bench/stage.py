@@ -50,10 +50,10 @@ from curve_file import CurveFile, failed
 from stage_rows import take_rows
 from stage_socs import Stage, of_cores, of_multiprocessors
 
-from codl.cli.options import read_seconds
 from codl.errors import CodlError
 from codl.frontend.models import MEASURED
 from codl.ir import to_text
+from codl.jobs.options import read_seconds
 from codl.measure.tasks import load_ops
 from codl.plugins import VARIABLE
 from codl.provenance import ROOT

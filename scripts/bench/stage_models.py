@@ -21,9 +21,9 @@ from typing import Any
 
 from curve_file import STRATEGIES, CurveFile, failed
 
-from codl.api.job import digests_of, profiling, recorded
 from codl.errors import CodlError
 from codl.evaluation.interleaved import evaluate, to_json
+from codl.jobs.model import digests_of, profiling, recorded
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset

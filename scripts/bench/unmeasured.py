@@ -138,14 +138,14 @@ class Ready:
 
 def ready(model: str, soc: str) -> Ready:
     """Plan, load and run a model here; `codl` and its libraries are imported before."""
-    from codl.api.job import Job
     from codl.engine.engine import Engine
+    from codl.jobs.model import ModelJob
     from codl.measure.inputs import random_inputs
 
-    job = Job(model=model, soc=soc)
-    job.check()
+    job = ModelJob(model, soc=soc)
+    _ = job.context
     start = perf_counter()
-    network = job.read_network()
+    network = job.load()
     read = perf_counter()
     with job.connected() as context:
         engine = Engine(network, job.plan_of(network, context), context.device, context.tuning)

@@ -20,15 +20,13 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
+import pictures  # which finds the modules of scripts/
+from standalone import stand_alone
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.provenance import ROOT, now, provenance
 from codl.records import soc as socs
-from codl.report import op_pictures
-from codl.report.drawing import stand_alone
-from codl.report.load import parse_result
-from codl.report.results import PaperResult
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]
@@ -53,9 +51,7 @@ class PaperFigure:
 
     def svg(self, contents: Sequence[Mapping[str, Any]]) -> str:
         """The picture as a file of its own; empty where a table says it all."""
-        results = [parse_result(content, self.name) for content in contents]
-        papers = [result for result in results if isinstance(result, PaperResult)]
-        picture = op_pictures.of_all(papers, self.title)
+        picture = pictures.of_all(contents, self.title)
         return stand_alone(picture) if picture else ""
 
     def main(self, documented: str | None) -> None:
@@ -157,7 +153,7 @@ def plain(value: Any) -> Any:
 def write_ops(path: Path, ops: Iterable[Op], soc: str, options: str) -> NoReturn:
     """Ops for a collection; the command that measures them to stdout, and the script is done."""
     write(path, "op\n" + "".join(f'"{to_text(op)}"\n' for op in ops))
-    print(f"codl collect --soc {soc} --resume --all --ops {path} {options}")
+    print(f"codl collect --soc {soc} --resume --ops {path} {options}")
     sys.exit()
 
 

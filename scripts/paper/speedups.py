@@ -13,6 +13,7 @@ predictor:
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,11 +27,13 @@ from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered
 from codl.predict import DEFAULT
 from codl.records import soc as socs
-from codl.report.load import load_result
-from codl.report.results import CurveResult, EvalResult
+from codl.report.results import EvalResult
 from codl.report.text_table import TextTable, digits
 from codl.strategies import Context
 from codl.strategies.model_search import FoundPlan
+
+sys.path.append(str(Path(__file__).parents[1]))
+from curves import CurveResult, load_curve
 
 STRATEGIES = ("cpu", "gpu", "gpu-image", "mulayer", "codl-paper", "codl", "ideal")
 #: Published means over the five models: Snapdragon 855, 865 and 888, and Kirin 990.
@@ -42,7 +45,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.eval is None:
         yield from _predicted(options.soc, models)
         return
-    results = [load_result(path) for path in options.eval]
+    results = [load_curve(path) for path in options.eval]
     chosen = [
         each
         for result in results

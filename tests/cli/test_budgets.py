@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from support import command_line
 from support.clocks import Hands
 from typer.testing import CliRunner
 
-from codl.api import evaluate as api
-from codl.cli import bench, evaluate
 from codl.cli.app import app
-from codl.cli.options import result_file
 from codl.errors import CodlError
 from codl.evaluation.interleaved import Evaluation
+from codl.jobs import bench
+from codl.jobs import evaluate as api
+from codl.jobs.options import result_file
 from codl.measure.budget import Budget
 from codl.records.results import EvalRow, Latency
 from codl.records.soc import Soc
@@ -53,7 +54,7 @@ class Steps:
 
 def limited(patch: pytest.MonkeyPatch, command: Any, clock: Hands) -> None:
     """Let a command's budget go by a clock."""
-    patch.setattr(command.opt, "budget_of", lambda text: Budget(text and float(text), clock))
+    patch.setattr(command, "Budget", lambda seconds=None: Budget(seconds, clock))
 
 
 def ended(folder: Path, *words: str, code: int) -> tuple[dict[str, Any], str]:
@@ -129,7 +130,7 @@ def test_models_of_an_evaluation_share_its_time(
     tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Hands()
-    monkeypatch.setattr(evaluate.opt, "budget_of", lambda text: Budget(float(text), clock))
+    limited(monkeypatch, api, clock)
     monkeypatch.setattr(api, "evaluate_model", Steps(clock).after(evaluated))
     words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
     found, _ = ended(tmp_path, *words, "--budget", "24", code=0)
@@ -151,6 +152,25 @@ def test_an_evaluation_keeps_the_models_before_ctrl_c(
     assert "Interrupted. 2 rows of models before that are kept." in said
 
 
+def test_an_evaluation_that_ctrl_c_ends_in_its_first_model_is_written(
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(*given: Any, **how: Any) -> Evaluation:
+        assert how["effort"].min_seconds == 20
+        return replace(evaluated(*given, **how), is_cut_short=True)
+
+    monkeypatch.setattr(api, "evaluate_model", cut_short)
+    words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
+    found, said = ended(tmp_path, *words, "-o", "eval.json", code=128 + signal.SIGINT)
+    written = json.loads((tmp_path / "eval.json").read_text())
+    assert (written["stopped"], written["left"], len(written["rows"])) == ("interrupted", 2, 1)
+    assert written["incomplete"] == found["incomplete"] == (
+        "The evaluation was ended early: matmul was measured for a shorter time; op_chain, bert "
+        "not measured."
+    )  # fmt: skip
+    assert "Interrupted. 1 rows of models before that are kept." in said
+
+
 def test_no_time_at_all_is_no_budget(tmp_path: Path, soc_file: str) -> None:
     words = ["bench", "ops", "--ops", SMALL, "--soc", soc_file, "--budget", "0"]
     done = command_line.run(tmp_path, *words)
@@ -166,7 +186,6 @@ def test_no_time_at_all_is_no_budget(tmp_path: Path, soc_file: str) -> None:
         "collect --soc host --cool-down soon",
         "collect --soc host --batch 0",
         "collect --soc host --similar -1",
-        "collect --soc host --tolerance nan",
         "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
         "eval --soc host --models op_chain --time nan",

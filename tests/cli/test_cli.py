@@ -19,11 +19,11 @@ from support import command_line
 from support.whole_way import QUICK
 from typer.testing import CliRunner
 
-from codl.api import collect as collect_command
 from codl.cli import app as cli
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.models.builder import ModelBuilder
+from codl.jobs import collect as collect_command
 from codl.records import soc as socs
 from codl.records.soc import Soc
 from codl.targets import detect as detecting
@@ -54,7 +54,7 @@ def make_workplace(folder: Path, first_soc: Soc) -> Path:
         x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
     b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
-    some = ["--models", "small.onnx", "--shares", "0.5,1", "--all", "--no-tune"]
+    some = ["--models", "small.onnx", "--shares", "0.5,1", "--no-tune"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
         run(folder, "collect", "--soc", "test", *some)
@@ -306,8 +306,6 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
         (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
         (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),
         (["collect", "--soc", "test", "--ops", "nothing.csv"], "there is no such file"),
-        (["collect", "--soc", "test", "--all", "--budget", "9s"], "leave out --budget"),
-        (["collect", "--soc", "test", "--samples", "9", "--tolerance", "1"], "--samples does"),
         (["search", "small.onnx", "--soc", "test", "--budget", "0s"], "must be above 0"),
         (["train", "--soc", "test", "--predictor", "gbd"], "Did you mean 'gbdt'?"),
         (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such file"),
@@ -330,7 +328,7 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
             "small.onnx is there, and no result or plan in JSON",
         ),
         (["search", "small.onnx", "--soc", "test", "--datasets", "NODIR"], "no such folder"),
-        (["collect", "--soc", "test", "--budget", "0s", "--resume"], "must be above 0, got 0 s"),
+        (["collect", "--soc", "test", "--budget", "0s", "--resume"], "must be above 0, got '0s'"),
         (["soc", "detect", "--name", "../../evil"], "'../../evil' cannot be the name of a file"),
         (["soc", "detect", "--name", "a b/c"], "'a b/c' cannot be the name of a file"),
     ],
@@ -389,7 +387,7 @@ def test_an_interrupted_collection_says_how_to_go_on(
 
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(collect_command, "collect_tasks", interrupted)
-    command = ["collect", "--soc", "test", "--ops", "small.onnx", "--resume", "--all"]
+    command = ["collect", "--soc", "test", "--ops", "small.onnx", "--resume"]
     found = CliRunner().invoke(app, command)
     assert "All rows so far are kept" in str(found.exception)
     assert "--resume goes on" in str(found.exception)

@@ -11,11 +11,11 @@ from support.phone import BATTERY, BIG, contents, make_phone, put
 from support.whole_way import EACH
 from typer.testing import CliRunner
 
-from codl.api import collect
-from codl.api import evaluate as api
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.evaluation.interleaved import Evaluation
+from codl.jobs import collect
+from codl.jobs import evaluate as api
 from codl.records.results import Conditions, EvalRow, Latency
 from codl.report.load import eval_result
 from codl.report.tables import machine_notes
@@ -24,7 +24,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
 
-COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--all", "--json"]
+COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--json"]
 
 
 @pytest.fixture

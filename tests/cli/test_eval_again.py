@@ -12,13 +12,13 @@ import pytest
 from support.simulated import SOC
 from typer.testing import CliRunner
 
-from codl.api import evaluate as api
-from codl.api.evaluate import Earlier
 from codl.cli.app import app
 from codl.errors import InvalidFileError, MismatchError
 from codl.evaluation.interleaved import Evaluation, load
 from codl.frontend.convert import load_network
 from codl.ir.plan import Chain, Plan
+from codl.jobs import evaluate as api
+from codl.jobs.evaluate import Earlier
 from codl.records.results import EvalRow, Latency
 from codl.runtime.placement import LocalSoc
 from codl.strategies import Context

@@ -70,23 +70,31 @@ def waiting(now: progress.CurrentStage, clock: Hands, seconds: int) -> list[str]
         clock.now += 1
         if text := now.overdue():
             said.append(text)
-            now.hear()
     return said
 
 
-def test_a_long_stage_says_so_every_three_seconds() -> None:
+def test_a_long_stage_is_told_once_and_then_every_thirty_seconds() -> None:
     clock = Hands()
     now = progress.CurrentStage(clock)
     now.begin("Loading yolov2")
     now.hear()
-    assert waiting(now, clock, 7) == [f"Loading yolov2: {s} s so far" for s in (3, 6)]
-    now.begin("Measuring", expected_s=8.0)
-    assert waiting(now, clock, 5) == [
-        "Measuring: 2 s so far, about 6 s left",
-        "Measuring: 5 s so far, about 3 s left",
+    assert waiting(now, clock, 65) == [
+        f"Loading yolov2: {s} so far" for s in ("3 s", "33 s", "1:03")
     ]
+    now.begin("Measuring", expected_s=8.0)
+    assert waiting(now, clock, 5) == ["Measuring: 3 s so far, about 5 s left"]
     now.begin("")
-    assert waiting(now, clock, 10) == []
+    assert waiting(now, clock, 60) == []
+
+
+def test_stages_that_take_turns_are_told_once_each() -> None:
+    clock = Hands()
+    now, said = progress.CurrentStage(clock), []
+    for turn in range(100):
+        now.begin("on the CPU" if turn % 2 else "on the GPU")
+        said += waiting(now, clock, 4)
+    assert len(said) <= 2 + 400 / progress.REPEAT_S
+    assert {text.partition(":")[0] for text in said[:2]} == {"on the CPU", "on the GPU"}
 
 
 def test_steps_that_are_counted_say_how_far_they_are() -> None:
@@ -97,23 +105,7 @@ def test_steps_that_are_counted_say_how_far_they_are() -> None:
     now.count(2, 60, 100.0)
     assert waiting(now, clock, 4) == ["Measuring: 2/60: 3 s so far, about 1:38 left"]
     now.count(60, 60, 0.0)
-    assert waiting(now, clock, 1) == ["Measuring: 60/60: 6 s so far, about 0 s left"]
-
-
-def test_a_stage_is_expected_to_take_as_long_as_the_last_time(tmp_path: Path) -> None:
-    clock, file = Hands(), tmp_path / "cache" / "stages.json"
-    for first in (True, False):
-        now = progress.CurrentStage(clock, progress.Durations(lambda: file))
-        now.begin("Loading")
-        clock.now += 4
-        left = "" if first else ", about 6 s left"
-        assert now.overdue() == f"Loading: 4 s so far{left}"
-        clock.now += 6
-        now.begin("")
-    file.write_text('{"Loading": "soon"}')
-    now = progress.CurrentStage(clock, progress.Durations(lambda: file))
-    now.begin("Loading")
-    assert now.time() == "0 s so far", "what cannot be read is not there"
+    assert waiting(now, clock, 28) == ["Measuring: 60/60: 33 s so far, about 0 s left"]
 
 
 def test_nothing_is_said_without_a_terminal_of_what_is_short(
@@ -135,7 +127,8 @@ def test_nothing_is_said_without_a_terminal_of_what_is_short(
 
 def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
     code = (
-        "import time; from codl.cli import app, progress; progress.SILENT_S = 0.1\n"
+        "import time; from codl.cli import app, progress\n"
+        "progress.SILENT_S = progress.REPEAT_S = 0.1\n"
         "app.app.command('sleep')(lambda: time.sleep(1.3)); app.main()"
     )
     command = [sys.executable, "-c", code, "sleep"]
@@ -170,6 +163,17 @@ def test_narrow_tables_keep_their_width_and_every_letter(
     assert max(map(len, lines)) <= 80
     cells = [re.split("[│┃]", line)[1].strip() for line in lines if line.startswith("│")]
     assert "".join(cells) == "".join(names)
+
+
+def test_columns_keep_their_headers_where_cells_are_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table("file", "rows", "within 10 %", "within 5 %", "MAPE")
+    table.add_row("t_a_table_of_data_sharing_between_processors.csv", "123", "98.1 %", "9 %", "3 %")
+    monkeypatch.setattr(output, "STDOUT", Console(width=40))
+    output.emit("collect", {}, lambda: table, as_json=False)
+    words = capsys.readouterr().out.split()
+    assert {"file", "rows", "within", "MAPE"} <= {*words}
 
 
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), (None, 160)])

@@ -15,10 +15,10 @@ from support.variants import with_variants
 from support.whole_way import write_model
 from typer.testing import CliRunner
 
-from codl.api import run
 from codl.cli.app import app
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
+from codl.jobs import run
 from codl.kernels import registry
 from codl.plan.build_plan import preferring
 from codl.records.soc import Soc

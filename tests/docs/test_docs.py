@@ -19,7 +19,6 @@ import typer
 from typer.exceptions import TyperException
 
 from codl.cli.app import app
-from codl.report.load import load_result
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -245,7 +244,7 @@ RESULTS = sorted(
 @pytest.mark.parametrize("path", RESULTS, ids=_id)
 def test_results_are_what_a_kept_command_writes(path: Path) -> None:
     assert json.loads(path.read_text())["commit"].isalnum(), "of a tree that was changed"
-    load_result(path)
+    render_docs.load_curve(path)
     soc = path.stem.rpartition("-")[2]
     makers = ("reference_results.sh", "bench/stage.py")
     script = "".join((ROOT / "scripts" / name).read_text() for name in makers)

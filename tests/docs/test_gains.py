@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from codl.report.drawing import stand_alone
 from codl.report.load import load_result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +97,7 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
 
 def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
     from split_picture import split
+    from standalone import stand_alone
 
     chains = [
         {"ops": ["a", "b"], "dim": "H", "gpu_ratio": 0.5, "variants": {}},

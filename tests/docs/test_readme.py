@@ -37,7 +37,7 @@ OPS = "ops.csv"
 QUICKLY: dict[str, Sequence[str]] = {
     "soc": ("--no-measure",),
     "tune": ("--budget", "0.001s"),
-    "collect": ("--shares", "0.5", "--all"),
+    "collect": ("--shares", "0.5"),
     "train": ("--no-evaluate", "--predictor", "codl"),
     "run": ("--no-profile",),
     "package": ("--no-profile",),

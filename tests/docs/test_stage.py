@@ -17,9 +17,6 @@ from codl.measure.dataset import AnchorRow, Dataset, OpRow
 from codl.measure.tasks import load_ops
 from codl.records import soc as socs
 from codl.records.results import Digests
-from codl.report.curves import families
-from codl.report.load import load_result
-from codl.report.results import CurveResult
 from codl.runtime.placement import LocalSoc, Placement
 
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
@@ -151,14 +148,15 @@ def test_the_file_grows_by_models_and_goes_on_with_what_failed(script: Any, tmp_
     assert file.CurveFile(path).is_measured("left4", "testnet")
     assert not file.CurveFile(path).is_measured("left4", "other")
     assert not file.CurveFile(path).is_measured("left8", "testnet")
-    result = load_result(path)
-    assert isinstance(result, CurveResult)
+    curves = script("curves")
+    result = curves.load_curve(path)
+    assert isinstance(result, curves.CurveResult)
     assert len(result.evaluations) == 1
     file.CurveFile(path, "abc1234").add(soc, "stage:4", rows())
-    later = load_result(path)
-    assert isinstance(later, CurveResult)
+    later = curves.load_curve(path)
+    assert isinstance(later, curves.CurveResult)
     assert later.commit == later.evaluations[-1].commit == "abc1234"
-    assert [len(family.points) for family in families([result])] == [1]
+    assert [len(family.points) for family in curves.families([result])] == [1]
 
 
 def recording(driver: str, model: str) -> dict[str, Any]:
@@ -178,8 +176,9 @@ def test_a_curve_says_where_each_part_was_measured(script: Any, tmp_path: Path) 
     file.add(soc, "stage:4", other, recording("7.1", "other"))
     file.add(soc, "stage:4", script("curve_file").failed("third", "it was ended"))
     file.add(soc, "stage:4", [{**row, "model": "new"} for row in rows()], recording("7.2", "new"))
-    result = load_result(file.path)
-    assert isinstance(result, CurveResult)
+    curves = script("curves")
+    result = curves.load_curve(file.path)
+    assert isinstance(result, curves.CurveResult)
     assert [len(own.rows) for own in result.evaluations] == [9, 3]
     first, second = result.evaluations
     assert first.digests is not None

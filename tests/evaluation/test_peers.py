@@ -16,7 +16,7 @@ from support.plans import branching
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.evaluation.closeness import max_rel_err
-from codl.evaluation.peers import check, with_opencl_all
+from codl.evaluation.interleaved import check_peers, with_opencl_all
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
@@ -117,13 +117,13 @@ def test_peers_are_checked_before_anything_is_measured(
     first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'openvino'"):
-        check(["openvin"], first_soc)
+        check_peers(["openvin"], first_soc)
     monkeypatch.setattr(PEERS["mnn"], "packages", ("not_a_package",))
     with pytest.raises(CodlError, match=r"'mnn' needs not_a_package.*pip install codl\[peers\]"):
-        check(["mnn"], first_soc)
+        check_peers(["mnn"], first_soc)
     with_gpu = replace(first_soc, gpu=replace(first_soc.gpu, type="gpu"))
     with pytest.raises(CodlError, match="the strategy is called gpu"):
-        check(["opencl-all"], with_gpu)
+        check_peers(["opencl-all"], with_gpu)
     assert with_opencl_all(["ort"], with_gpu) == ["ort"]
     if first_soc.gpu.is_cpu:
         assert with_opencl_all(["ort"], first_soc) == ["ort", "opencl-all"]

@@ -12,8 +12,6 @@ import pytest
 from support.simulated import SOC
 from support.some import some
 
-from codl.api.job import RunOptions, adapted, deployment_of, read_inputs, strategy_of
-from codl.api.reporter import Reporter
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify
@@ -23,6 +21,8 @@ from codl.frontend.models.custom import ACTIVATIONS, LAYERS
 from codl.frontend.models.deployment import Preprocessing
 from codl.frontend.models.summary import summary
 from codl.ir import Network
+from codl.jobs.job import Reporter
+from codl.jobs.model import ModelJob, RunOptions, adapted, deployment_of, read_inputs
 from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies import DEFAULT, Context
@@ -172,10 +172,10 @@ def test_other_platforms_say_how_to_get_to_onnx(folder: Path) -> None:
     [("cpu", "cpu"), ("gpu", "gpu"), ("cpu_gpu", DEFAULT), ("cpu+gpu", DEFAULT)],
 )
 def test_a_runtime_is_a_strategy(runtime: str, strategy: str, folder: Path) -> None:
-    found = deployment_of(write(folder, f"{MODEL}    runtime: {runtime}\n"))
-    assert strategy_of(None, found) == strategy
-    assert strategy_of("mulayer", found) == "mulayer"
-    assert strategy_of(None, None) == DEFAULT
+    path = write(folder, f"{MODEL}    runtime: {runtime}\n")
+    assert ModelJob(path).strategy_name == strategy
+    assert ModelJob(path, strategy="mulayer").strategy_name == "mulayer"
+    assert ModelJob("vgg16").strategy_name == DEFAULT
     assert deployment_of("vgg16") is None
 
 
@@ -264,7 +264,7 @@ def test_the_documented_examples_load(folder: Path) -> None:
     assert [name.split("#")[1] for name in models.choices(path)] == ["detector", "detector_on_cpu"]
     for name in models.choices(path):
         assert network(name).layers
-    assert strategy_of(None, deployment_of(f"{path}#detector_on_cpu")) == "cpu"
+    assert ModelJob(f"{path}#detector_on_cpu").strategy_name == "cpu"
     (folder / "classifier.onnx").write_bytes((folder / "small.onnx").read_bytes())
     classifier = deployment_of(write(folder, prepared))
     assert classifier is not None

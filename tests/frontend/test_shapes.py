@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from codl.cli.options import read_shapes
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.jobs.options import read_shapes
 
 
 def model(**inputs: Any) -> onnx.ModelProto:
@@ -56,7 +56,6 @@ def test_sizes_that_contradict_the_model() -> None:
 
 def test_the_option() -> None:
     assert read_shapes(["x=1x3x224x224", "a/b=c=7"]) == {"x": (1, 3, 224, 224), "a/b=c": (7,)}
-    assert read_shapes(None) == {}
     for wrong in ("1x3", "x=", "x=1x0", "x=axb"):
         with pytest.raises(CodlError, match="must be like input=1x3x224x224"):
             read_shapes([wrong])

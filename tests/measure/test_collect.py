@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from codl import files
 from codl.cli.app import app
-from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.files import BusyError
 from codl.ir import Shape, parse, to_text
 from codl.ir.ops.convolution import Conv2d
+from codl.jobs.options import read_seconds, read_shares
 from codl.measure import timing
 from codl.measure.collector import collect
 from codl.measure.dataset import CsvTable, Dataset, OpRow
@@ -33,10 +33,9 @@ from codl.measure.measurement_order import context_tasks
 from codl.measure.tasks import (
     OpTask,
     check_sources,
-    deadly_row,
+    crash_row,
     failed_row,
     load_ops,
-    load_sources,
     make_tasks,
     read_csv,
 )
@@ -123,7 +122,7 @@ def test_kills_lose_and_repeat_nothing(
     """A collection killed twice at random has every row once."""
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
-    options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "--resume", "--all"]
+    options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "--resume"]
     options += ["--datasets", ".", "--no-tune"]
     command = [sys.executable, "-c", QUICKLY, "collect", *options]
     tasks = [*context_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
@@ -318,7 +317,7 @@ def test_a_defect_in_a_variant_is_no_row(
 @pytest.mark.parametrize(("is_deadly", "tries"), [(False, 3), (True, 1)])
 def test_what_fails_is_tried_a_few_times(tmp_path: Path, is_deadly: bool, tries: int) -> None:
     dataset, (task,) = Dataset.of("board", tmp_path), conv_tasks()[:1]
-    failed = (deadly_row if is_deadly else failed_row)(task, "r", "out of resources.")
+    failed = (crash_row if is_deadly else failed_row)(task, "r", "out of resources.")
     for _ in range(tries):
         writer = RowWriter(dataset)
         assert writer.lacks(task)
@@ -351,10 +350,9 @@ def test_an_op_as_text_stands_among_models(tmp_path: Path) -> None:
     header = "CNN,IH,IW,IC,OC,KH,KW,SH,SW,PT,PH,PW,DH,DW\n"
     table.write_text(header + "A,224,224,3,64,3,3,1,1,0,2,2,0,0\n")
     check_sources([text, str(table), "op_chain"])
-    ops, networks = load_sources([text, str(table), text])
-    assert (ops, networks) == ([parse(text), *read_csv(table)], [])
+    assert load_ops([text, str(table), text]) == [parse(text), *read_csv(table)]
     with pytest.raises(CodlError):
-        load_sources(["fc in=1x32x5x5 nap=40"])
+        load_ops(["fc in=1x32x5x5 nap=40"])
 
 
 def test_a_sample_is_the_mean_of_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:

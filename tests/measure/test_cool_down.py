@@ -168,7 +168,9 @@ class Double:
         now = self.machine.read()
         tasks = [task for task in batch.tasks[: self.each] if isinstance(task, OpTask)]
         self.batches.append(tasks)
-        rows = [replace(t.blank, run=batch.run, latency_ms=1.0, runs=1).under(now) for t in tasks]
+        rows = [
+            replace(t.row_template, run=batch.run, latency_ms=1.0, runs=1).under(now) for t in tasks
+        ]
         measured = tuple(Measurement(t, r) for t, r in zip(tasks, rows, strict=True))
         anchors = tuple(
             AnchorRow(op="a", processor=side, batch=0, latency_ms=1.0, run=batch.run)

@@ -21,21 +21,17 @@ from codl.measure.measurement_order import (
     LEAST_SIMILAR,
     TASK_S,
     OpSelection,
-    Scope,
+    TaskFilter,
     Tier,
     context_tasks,
-    everything,
     mixed,
     other_tasks,
-    wholes_first,
     within,
 )
 from codl.measure.tasks import (
-    BatchTask,
     DispatchTask,
     OpTask,
     SharingTask,
-    SignalTask,
     Task,
     make_tasks,
     op_tasks,
@@ -48,7 +44,7 @@ BUDGET_S = 100.0
 
 
 def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> OpSelection:
-    return within(budget_s, Scope(OF_MODELS, SHARES, similar), soc)
+    return within(budget_s, TaskFilter(OF_MODELS, SHARES, similar), soc)
 
 
 def added(selection: OpSelection) -> set[Op]:
@@ -69,23 +65,6 @@ def test_whole_ops_come_first_and_then_their_parts() -> None:
             is_whole = task.op in OF_MODELS and task.share == 1
             assert (found.tiers[task] is Tier.WHOLE) == is_whole
         assert (found.tiers[task] is Tier.MORE) == (task not in own | in_context)
-
-
-def test_everything_is_there_and_what_is_needed_or_asked_for_comes_first() -> None:
-    scope = Scope(OF_MODELS, SHARES, similar=5, batches=(2,), others=True)
-    found = wholes_first(scope, SOC)
-    assert set(found.tasks) == set(everything(scope, SOC))
-    tiers = [found.tiers[task] for task in found.tasks]
-    assert tiers == sorted(tiers)
-    for task in found.tasks:
-        is_needed = isinstance(task, DispatchTask | BatchTask | SignalTask) or (
-            isinstance(task, OpTask) and task.share == 1
-        )
-        if not isinstance(task, SharingTask):
-            assert (found.tiers[task] is Tier.WHOLE) == is_needed
-    rest = [task for task in found.tasks if found.tiers[task] is Tier.OWN]
-    others = [task for task in everything(scope, SOC) if found.tiers[task] is Tier.OWN]
-    assert rest == others  # in an order of which any first part is representative
 
 
 def test_exchanges_of_every_direction_come_before_any_op() -> None:
@@ -138,7 +117,7 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
 
 
 def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
-    found = within(600.0, Scope(OF_MODELS, SHARES, similar=30, others=True), SOC)
+    found = within(600.0, TaskFilter(OF_MODELS, SHARES, similar=30, others=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
     unusual = []
     for ops, share in ((attention_ops(16), ATTENTION), (conv_ops(16), CONVOLUTIONS)):

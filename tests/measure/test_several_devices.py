@@ -30,7 +30,7 @@ from codl.measure import collector as collection
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.collector import PATIENCE_S, collect
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.measure.tasks import DEADLY
+from codl.measure.tasks import NEVER_AGAIN
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:40]
@@ -225,7 +225,7 @@ def test_what_takes_an_agent_down_twice_is_one_failed_row(
     assert (done.left, done.failed, len(deaths)) == (0, 1, tries)
     assert keys(dataset) == wanted(TASKS)
     rows = [row for table in dataset.tables().values() for row in table.read()]
-    assert {row.reason for row in rows if row.status == "failed"} == {f"crashed. {DEADLY}"}
+    assert {row.reason for row in rows if row.status == "failed"} == {f"crashed. {NEVER_AGAIN}"}
 
 
 def test_rows_that_had_arrived_are_kept_when_a_device_goes_away(dataset: Dataset) -> None:

@@ -14,8 +14,8 @@ from codl.ir import parse, to_text
 from codl.measure import drift
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.drift import calibration
+from codl.measure.exchanges import MOST_EVICTED, evicting_op, stream_op
 from codl.measure.runner import Bench
-from codl.measure.streams import MOST_EVICTED, evicting_op, stream_op
 from codl.measure.timing import AnchorTime
 from codl.records.soc_facts import CpuCache
 from codl.runtime.examination import Memory
@@ -66,11 +66,11 @@ def test_streams_are_more_than_the_largest_cache_and_a_part_of_the_memory(
         """Of what empties caches, no more than networks move."""
         caches = (CpuCache(3, "unified", cache, 2, 1),)
         soc = replace(SOC, cpu=replace(SOC.cpu, caches=caches))
-        monkeypatch.setattr("codl.measure.streams.memory_of", lambda: Memory(memory, memory))
+        monkeypatch.setattr("codl.measure.exchanges.memory_of", lambda: Memory(memory, memory))
         assert evicting_op(soc).bytes == min(stream_op(soc).bytes, evicting_op(large).bytes)
         return stream_op(soc).bytes
 
-    monkeypatch.setattr("codl.measure.streams.memory_of", lambda: Memory(1 << 40, 1 << 40))
+    monkeypatch.setattr("codl.measure.exchanges.memory_of", lambda: Memory(1 << 40, 1 << 40))
     large = replace(SOC, cpu=replace(SOC.cpu, caches=(CpuCache(3, "unified", 1 << 30, 2, 1),)))
     assert evicting_op(large).bytes == pytest.approx(MOST_EVICTED, rel=0.01)
     assert moved(1 << 20, 8 << 30) == pytest.approx(64 << 20, rel=0.01)

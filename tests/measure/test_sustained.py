@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from codl.errors import DeviceError
+from codl.evaluation.benchmarks import WINDOW_S, Window, summary, sustain
 from codl.measure.batch import time_together
-from codl.measure.sustained import WINDOW_S, Window, summary, sustain
 from codl.measure.timing import Effort, TimedTogether, interleave, timed
 from codl.measure.ui_frames import PERIOD_MS, Drawn, Frames, draw, is_sound
 from codl.records.results import Conditions, Latency

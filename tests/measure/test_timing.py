@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,15 @@ class SimulatedBench:
 
     def prepare(self, task: Any) -> Prepared:
         self.prepared.append(task)
-        blank = OpRow(op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part))
+        row_template = OpRow(
+            op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part)
+        )
 
         def fill(found: Any) -> OpRow:
             ms = 1e3 * level(found[WHOLE])
-            return OpRow(**{**vars(blank), "latency_ms": ms, "source": "simulated"})
+            return OpRow(**{**vars(row_template), "latency_ms": ms, "source": "simulated"})
 
-        return Prepared(task, blank, Timed(self.machine.sample(0.001), self.rounds), fill)
+        return Prepared(task, row_template, Timed(self.machine.sample(0.001), self.rounds), fill)
 
 
 def simulated(
@@ -440,3 +443,25 @@ def test_where_time_is_short_there_are_fewer_rounds_and_one_at_least(
     effort = Effort(min_rounds=5, min_seconds=0, warm=3, max_seconds=most_s)
     found = interleave({"a": timed(machine.run("a", 0.25))}, effort)
     assert len(found["a"].cold) == rounds
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_turns_before_ctrl_c_are_kept_where_that_is_wanted(keep: bool) -> None:
+    calls: list[str] = []
+
+    def work(name: str, runs: int) -> list[float]:
+        calls.append(name)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return [0.001] * runs
+
+    runs = {name: partial(work, name) for name in ("one", "two", "three")}
+    effort = Effort(min_rounds=5, min_seconds=0.0, keep_cut=keep)
+    if not keep:
+        with pytest.raises(KeyboardInterrupt):
+            time_together(runs, effort)
+        return
+    times = time_together(runs, effort)
+    assert times.is_cut_short
+    assert {*times.latency_ms} == {*runs}
+    assert not times.failed

@@ -101,7 +101,6 @@ def test_columns_of_runs_say_more_than_a_factor() -> None:
     np.testing.assert_array_equal(predicted, fitted.predict(X[~train], runs=labels[~train]))
     assert within(predicted, y[~train]) > 0.9
     assert within(again.predict(X[~train]), y[~train]) < 0.7
-    assert not Codl.fit(X, y, runs=labels, by_terms=True).run_columns.shares
 
 
 def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:

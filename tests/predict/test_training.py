@@ -35,7 +35,7 @@ from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.trees import Gbdt
 from codl.predict.model_set import load
-from codl.predict.training import TrainReport, fitted, train
+from codl.predict.training import TrainReport, train
 from codl.records import statistic
 from codl.records.results import PredictorRow
 from codl.workers import Workers
@@ -310,20 +310,6 @@ def test_training_without_evaluation(simulated: Dataset, tmp_path: Path) -> None
     assert {row.n_test for row in report.predictors} == {0}
     stored = load(SOC, "codl_linear", tmp_path).stored[GEMM]
     assert stored.held_out == {}
-
-
-def test_what_is_fitted_alone_predicts_as_what_is_stored(
-    simulated: Dataset, trained: tuple[Path, TrainReport]
-) -> None:
-    stored = load(SOC, "codl_linear", trained[0])
-    alone = fitted(SOC, simulated, predictor="codl_linear")
-    assert alone.targets == stored.targets
-    parts = [part for _, _, _, part in conv_parts(seed=9, ops=5)]
-    np.testing.assert_allclose(
-        alone.latency_ms(GEMM, parts), stored.latency_ms(GEMM, parts), rtol=1e-12
-    )
-    with pytest.raises(UnknownNameError, match="predictor"):
-        fitted(SOC, simulated, predictor="none")
 
 
 # What is held out where time is short

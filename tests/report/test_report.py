@@ -677,67 +677,11 @@ def test_markdown_keeps_cells_apart() -> None:
     ]
 
 
-def test_the_papers_figures_and_kernels(tmp_path: Path) -> None:
-    """Over the ratio of the GPU: what the CPU takes of a share stands at the rest of it."""
-    part = {"op": "conv", "source": "replayed", "predicted_ms": 2.0}
-    ratios = [
-        {**part, "dim": "H", "processor": side, "share": share, "measured_ms": ms}
-        for side, share, ms in (("cpu", 0.25, 1.5), ("cpu", 1.0, 4.0), ("gpu", 0.25, None))
-    ]
-    steps = [
-        {**part, "processor": "gpu", "channels": count, "measured_ms": float(count)}
-        for count in (4, 8)
-    ]
-    chains = {"model": "testnet", "plan": "chains", "source": "measured"}
-    shared = [{**chains, "predicted_sharing_ms": 1.5, "measured_sharing_ms": 1.25}]
-    other = [{"what": "anything", "value": 7, "source": "measured"}]
-    files = [
-        {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}
-        for name, rows in (("fig05", ratios), ("fig06", steps), ("fig20", shared), ("x", other))
-    ]
+def test_kernels_beside_each_other(tmp_path: Path) -> None:
     kernel = {"op": "conv", "variant": "gpu_direct", "processor": "gpu", "latency_ms": 0.5}
     bench = {"command": "bench", "soc": "testhost", "source": "measured"}
-    found = page(tmp_path, *files, {**bench, "ops": [{**kernel, "gflops": 8.0, "runs": 9}]})
-    assert found.text("h2").startswith("The paper's Fig. 5 on testhost")
-    assert {
-        "CPU measured: 1.50 ms at 0.75", "CPU measured: 4.00 ms at 0",
-        "GPU measured: 8.00 ms at 8", "chains: 1.50 ms predicted", "chains: 1.25 ms measured",
-        "gpu_direct: 0.500 ms, 8.00 GFLOP/s",
-    } <= {*found.tips}  # fmt: skip
-    assert found.starting("anything") == [["anything", "7", "measured"]]
-    assert "holds replayed data" in found.text("p")
-
-
-def test_the_papers_plans_gains_and_accuracy(tmp_path: Path) -> None:
-    """A gain is the geometric mean over models, doubtful ones left out; an accuracy that of all
-    held-out rows.
-    """
-    plan = {"model": "testnet", "strategy": "codl", "source": "measured"}
-    cut = [
-        {**plan, "op": op, "chain": chain, "dim": dim, "gpu_ratio": ratio}
-        for op, chain, dim, ratio in (("a", 0, "H", 0.5), ("b", 0, "H", 0.5), ("c", 1, "OC", 0.25))
-    ]
-    times = {("m1", "cpu"): 8.0, ("m1", "codl"): 2.0, ("m2", "cpu"): 9.0, ("m2", "codl"): 9.0}
-    ran = [
-        {"model": model, "strategy": name, "latency_ms": ms, "doubts": "", "source": "measured"}
-        for (model, name), ms in times.items()
-    ]
-    ran.append({**ran[1], "model": "m3", "doubts": "p80 is 2.00 times p20"})
-    trained = [
-        {"predictor": "codl", "target": target, "split": split, "rows": rows, "acc10": acc10}
-        for target, split, rows, acc10 in (
-            ("t1", "shape", 30, 80.0), ("t2", "shape", 10, 40.0), ("t1", "row", 5, 90.0),
-        )
-    ]  # fmt: skip
-    files = [
-        {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}
-        for name, rows in (("fig17", cut), ("speedups", ran), ("predictors", trained))
-    ]
-    tips = {*page(tmp_path, *files).tips}
-    assert "Chain 1, 2 layers: a ... b. rows (H), GPU ratio 0.5." in tips
-    assert "Chain 2, one layer: c. channels (OC), GPU ratio 0.25." in tips
-    assert "testhost, codl: 2.00 times" in tips  # of 8 / 2 and 9 / 9
-    assert "testhost, codl: 70.0 percent" in tips  # (30 * 80 + 10 * 40) / 40
+    found = page(tmp_path, {**bench, "ops": [{**kernel, "gflops": 8.0, "runs": 9}]})
+    assert "gpu_direct: 0.500 ms, 8.00 GFLOP/s" in found.tips
 
 
 def test_a_bundle(tmp_path: Path) -> None:
@@ -831,7 +775,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_words() -> None:
         console.print(content.to_rich())
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= width
-        left_out = re.search(r"No room for: (.*?)\. A", " ".join(text.split()))
+        left_out = re.search(r"Hidden columns: (.*?) \(widen", " ".join(text.split()))
         gone = left_out[1].split(", ") if left_out else []
         assert gone == ["source", "first run (ms)"][: len(gone)]
         grid = re.split(r"[\s\u2500-\u257f]+", text.split("No room")[0])

@@ -16,7 +16,7 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.engine.engine import Engine
-from codl.evaluation.tracing import Recording, SensorReading, predict, record
+from codl.evaluation.run_report import Recording, SensorReading, predict, record
 from codl.ir.executable import Transfer
 from codl.ir.plan import Plan
 from codl.kernels.tuning import Tuning
@@ -197,7 +197,7 @@ def test_sensors_are_counters(tmp_path: Path) -> None:
     one.profile = lambda runs, layers: []
     target: Target = SimpleNamespace(conditions=lambda: hot)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codl.evaluation.tracing.measured", lambda executable, spans: iter(()))
+        patch.setattr("codl.evaluation.run_report.measured", lambda executable, spans: iter(()))
         recording = record(one, target, None, runs=2, power_w=4.5)
     assert recording.readings[0] == SensorReading(
         0.0, {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}

@@ -11,10 +11,9 @@ import pytest
 
 from codl.errors import InvalidFileError
 from codl.frames import results
-from codl.report.drawing import stand_alone
 from codl.report.html import write_report
 from codl.report.load import explain_result
-from codl.report.waterfall_pictures import waterfall as drawn
+from codl.report.pictures import waterfall as drawn
 from codl.report.waterfalls import (
     chains_content,
     findings,
@@ -128,8 +127,8 @@ def test_findings_name_the_largest_terms() -> None:
 
 
 def test_the_picture_says_the_same_in_words() -> None:
-    svg = stand_alone(drawn(explain_result(waterfall())))
-    words = [element.text or "" for element in ElementTree.fromstring(svg).iter()]
+    svg = ElementTree.fromstring(f"<svg>{drawn(explain_result(waterfall())).marks}</svg>")
+    words = [element.text or "" for element in svg.iter()]
     assert any(text.startswith("cuts: +1.00 ms, splits at whole rows") for text in words)
     assert {"bound: 10.0 ms", "measured", "overlap", "+1.50", "-0.500"} <= set(words)
 

@@ -33,12 +33,13 @@ from codl.bundle.archive import (
     MANIFEST,
     PAGE,
     Archive,
+    ArrayStore,
+    read_arrays,
     signed,
     to_json,
     write_archive,
 )
 from codl.bundle.packaging import package, write
-from codl.bundle.parts import ArrayStore, read_arrays
 from codl.engine.engine import Engine
 from codl.errors import (
     CodlError,

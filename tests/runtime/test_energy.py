@@ -13,7 +13,7 @@ from support.devices import here
 from support.some import some
 
 from codl.errors import DeviceError, InvalidFileError
-from codl.measure.power import measure_power
+from codl.measure.facts import measure_power
 from codl.records import soc as socs
 from codl.records.soc import PowerW, Soc
 from codl.runtime import sensors as energy

@@ -89,7 +89,7 @@ def test_what_moves_tensors_is_no_part_of_an_op(variant: str, first_soc: LocalSo
 def test_copies_at_the_ends_of_nets_are_told(first_soc: LocalSoc, way: Direction) -> None:
     """And none where there is one channel of one pixel, whose two layouts are the same."""
     pytest.importorskip("openvino")
-    from codl.measure.library_packing import OpenVinoPacking
+    from codl.measure.exchanges import OpenVinoPacking
 
     lengths = [
         min(OpenVinoPacking(way, shape, first_soc).sample(1)[WHOLE] for _ in range(3))

@@ -38,7 +38,7 @@ def measured(
     found = []
     for index, task in enumerate(batch.tasks[:most]):
         emit("begin", index, None)
-        row = replace(task.blank, run=batch.run, latency_ms=latency_ms, runs=1)
+        row = replace(task.row_template, run=batch.run, latency_ms=latency_ms, runs=1)
         found.append(Measurement(task, row))
         emit("done", index, found[-1])
     emit("timing", 0, None)

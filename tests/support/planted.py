@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from codl.errors import CodlError, CodlWarning
+from codl.frontend.convert import read_network
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
@@ -36,7 +37,6 @@ from codl.records.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, load
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine
-from codl.validate.references import read_network
 from support.onnx_models import floats, model, node
 from support.random_plans import random_plan
 

@@ -18,8 +18,15 @@ import onnx
 
 from codl import bundle
 from codl.boundary import boundary
-from codl.bundle.archive import CONSTANTS, MANIFEST, Archive, to_json, write_archive
-from codl.bundle.parts import ArrayStore, network_to_json
+from codl.bundle.archive import (
+    CONSTANTS,
+    MANIFEST,
+    Archive,
+    ArrayStore,
+    network_to_json,
+    to_json,
+    write_archive,
+)
 from codl.errors import CodlError
 from codl.evaluation.closeness import read_labels
 from codl.frontend import models

@@ -31,7 +31,7 @@ BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})
 
 def content(**changes: Any) -> dict[str, Any]:
     """A row of the first task as it is sent."""
-    row = msgspec.to_builtins(replace(TASKS[0].blank, run="run2"))
+    row = msgspec.to_builtins(replace(TASKS[0].row_template, run="run2"))
     return {**row, "latency_ms": 1.5, "runs": 3, **changes}
 
 

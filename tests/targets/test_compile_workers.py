@@ -75,9 +75,10 @@ def test_workers_compile_and_survive_each_other(
     (fatal,) = (
         t for t in tasks if isinstance(t, OpTask) and t.variant == "gpu_direct" and t.op == OPS[1]
     )
-    assert list(workers.deadly) == [fatal]
+    assert list(workers.crashing_tasks) == [fatal]
     reason = "2 processes died while it was compiled: A process ended with code 3"
-    assert workers.deadly[fatal].startswith(reason)  # and the driver's last words, where it has any
+    # The driver's last words follow, if it has any.
+    assert workers.crashing_tasks[fatal].startswith(reason)
     assert compiled(first_soc, tasks) == [task is not fatal for task in tasks]
 
 
@@ -105,7 +106,7 @@ def test_workers_that_cannot_begin_are_done_without(
     silent = [sys.executable, "-c", "raise SystemExit(1)"]
     with closing(CompileWorkers(first_soc, 2, silent)) as workers:
         workers.compile(kernel_tasks(first_soc), Tuning(), 60)
-        assert not workers.deadly
+        assert not workers.crashing_tasks
         assert not workers.is_used
 
 

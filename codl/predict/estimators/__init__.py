@@ -53,14 +53,12 @@ class LatencyEstimator:
         *,
         runs: Sequence[str] | None = None,
         groups: Sequence[Any] | Groups | None = None,
-        by_terms: bool = False,
     ) -> E:
         """Fit features (items, features) to latencies (items), which must be positive.
 
         `runs` says in which measurement run each row was taken: what differs between runs is
-        learned apart, with `by_terms` as terms of runs alone. `groups` says which rows are of one
-        shape: what an estimator tries out on rows it holds out, it tries on whole shapes. Without,
-        equal features are one shape.
+        learned apart. `groups` says which rows are of one shape: what an estimator tries out on
+        rows it holds out, it tries on whole shapes. Without, equal features are one shape.
         """
         X, y = np.array(X, np.float64), np.array(y, np.float64)
         if X.ndim != 2 or y.shape != X.shape[:1] or not X.size:
@@ -72,8 +70,6 @@ class LatencyEstimator:
         shapes, labels = _groups(X, groups), _labels(runs, len(y))
         if len(set(labels)) == 1:
             fitted, _ = cls._fit_rows(X, y, shapes, {})
-        elif by_terms:
-            fitted = cls._fit_terms(X, y, shapes, labels)
         else:
             fitted = cls._fit_runs(X, y, shapes, labels)
         # Runs that do not differ need no terms.

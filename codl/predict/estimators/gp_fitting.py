@@ -398,12 +398,10 @@ class Projection:
         self._sum()
         # Twice over: an outlier drags its own prediction along.
         for _ in range(2):
-            off = np.abs(self.fitted() - t) / (OUTLIER * self._usual_error())
+            error = np.abs(self.fitted() - t)
+            off = error / (OUTLIER * max(self.kernel.noise, 1.4826 * float(np.median(error))))
             self.trust = share / np.maximum(off, 1)
             self._sum()
-
-    def _usual_error(self) -> float:
-        return max(self.kernel.noise, 1.4826 * float(np.median(np.abs(self.fitted() - self.t))))
 
     def _sum(self) -> None:
         weighted = self.cross * self.trust[:, None]

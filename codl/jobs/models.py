@@ -1,0 +1,88 @@
+"""Facts of models: their parts, and how many of their ops were measured and tuned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from codl.errors import CodlError
+from codl.frontend import models
+from codl.frontend.convert import load_structure
+from codl.frontend.models import BUILT_IN, described
+from codl.frontend.models.summary import Summary, summary
+from codl.ir import Network, to_text
+from codl.measure import FOLDER as DATASETS
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset, OpRow
+from codl.records.soc import Soc
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts(Summary):
+    """A summary, and the ops of a model.
+
+    `ops` are the distinct ones that codl makes of it, `kinds` all of them by kind; `measured` are
+    the ops with a latency on either processor in the SoC's dataset, `tuned` those with a tuned
+    kernel. None where the model was not read, or there is no dataset.
+    """
+
+    ops: int | None = None
+    kinds: Mapping[str, int] | None = None
+    measured: int | None = None
+    tuned: int | None = None
+
+
+def builtin_facts() -> tuple[ModelFacts, ...]:
+    """Of every built-in model, without a look at its ops."""
+    return tuple(map(_described, BUILT_IN))
+
+
+def _described(name: str) -> ModelFacts:
+    return ModelFacts(**vars(summary(described(name, weights=False))))
+
+
+def model_facts(model: str, soc: Soc, dataset: Path = DATASETS) -> ModelFacts:
+    """All of a built-in model or a file; raises `CodlError` for one that cannot be read."""
+    network = load_structure(model)
+    texts = {to_text(layer.op) for layer in network.layers}
+    measured, tuned = _looked_up(texts, soc, dataset)
+    return replace(
+        _described(model) if model in BUILT_IN else _of_file(model, network),
+        ops=len(texts),
+        kinds=dict(Counter(layer.op.kind for layer in network.layers).most_common()),
+        measured=measured,
+        tuned=tuned,
+    )
+
+
+def _of_file(model: str, network: Network) -> ModelFacts:
+    graph = models.load(model, drawn=False).proto.graph
+    return ModelFacts(
+        name=network.name,
+        inputs=dict(network.inputs),
+        outputs={name: shape for name, (_, shape) in network.outputs.items()},
+        parameters=sum(prod(weight.dims) for weight in graph.initializer),
+        gflops=sum(layer.op.flops for layer in network.layers) / 1e9,
+        nodes=dict(Counter(node.op_type for node in graph.node).most_common()),
+    )
+
+
+def _looked_up(texts: set[str], soc: Soc, folder: Path) -> tuple[int | None, int | None]:
+    """How many of some ops were measured, and tuned; None without a dataset."""
+    dataset = Dataset.found(soc.name, folder)
+    if not dataset.manifest_path.is_file():
+        return None, None
+    rows = {
+        row.op
+        for table in dataset.tables().values()
+        for row in table.read()
+        if isinstance(row, OpRow) and row.status == "ok"
+    }
+    try:
+        tuned = {op for op, _ in tuning_file.read(dataset, soc).results}
+    except CodlError:  # of another device, or of another version
+        tuned = set()
+    return len(texts & rows), len(texts & tuned)

@@ -1,0 +1,128 @@
+"""What both processors do when, as a file for Perfetto."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from codl.engine.engine import Engine
+from codl.errors import UnsupportedError
+from codl.evaluation.explain import cost_of
+from codl.evaluation.run_report import Recording, RunReport, measure, predict, record
+from codl.files import check_writable
+from codl.ir import Network
+from codl.jobs import options as opt
+from codl.jobs.job import Reporter
+from codl.jobs.model import ModelJob, digests_of, recorded
+from codl.jobs.options import option
+from codl.lower import lower
+from codl.measure.inputs import random_inputs
+from codl.records.soc import Soc
+
+#: Where to look at a trace.
+VIEWER = "https://ui.perfetto.dev"
+#: Profiled inferences, and plain runs for the latency and the power beside them.
+RUNS, ROUNDS = 5, 20
+#: What traces are called: a file of another name that is there is not replaced.
+SUFFIX = ".pftrace"
+
+
+def trace_file(text: str) -> Path:
+    """A file that can be written, and that is no other file of the user's."""
+    path = Path(text)
+    if path.suffix != SUFFIX and path.exists():
+        raise UnsupportedError(f"{path} is there, and no {SUFFIX} file: name another one.")
+    check_writable(path)
+    return path
+
+
+OutputOption = Annotated[Path, option("-o", "--output", help="The trace.", read=trace_file)]
+PredictedOption = Annotated[
+    bool, option("--predicted", help="Run nothing: the predicted timeline alone.")
+]
+RunsOption = Annotated[
+    int, option("--runs", least=1, most=opt.MOST_ROUNDS, help="Profiled inferences.")
+]
+LayersOption = Annotated[
+    bool,
+    option("--layers", help="Show the layers in nets of the CPU, which then run one by one."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(ModelJob):
+    """Write what both processors do when, as a trace for Perfetto.
+
+    A `predicted` trace has the predicted timeline alone. Raises `CodlError` where something is
+    missing or unknown.
+    """
+
+    output: OutputOption = Path(f"trace{SUFFIX}")
+    predicted: PredictedOption = False
+    runs: RunsOption = RUNS
+    layers: LayersOption = False
+
+    @property
+    def device(self) -> bool:
+        return not self.predicted
+
+    def run(self) -> dict[str, Any]:
+        """What `codl trace --json` holds: load, plan, compile, run and write."""
+        network = self.load()
+        if self.predicted:
+            plan = self.plan_of(network, self.context)
+            executable = lower(network, plan, self.context.soc, self.context.tuning)
+            recording = predict(executable, plan, cost_of(network, plan, self.context))
+            written = write_trace(recording, self.output, network, self.described, self.reporter)
+            return {"latency_ms": None, **written}
+        with self.connected() as context:
+            plan = self.plan_of(network, context)
+            cost = context.default_cost(network)
+            self.reporter.stage(f"Loading {network.name}, and profiling it {self.runs} times")
+            with Engine(network, plan, context.device, context.tuning) as engine:
+                inputs = random_inputs(network)
+                done = measure(engine, context.device, inputs, cost, rounds=ROUNDS)
+                recording = record(
+                    engine,
+                    context.device,
+                    cost,
+                    runs=self.runs,
+                    layers=self.layers,
+                    power_w=power_w(done),
+                )
+            of = digests_of(context, network, plans={network.name: plan})
+            origin = recorded(context.device, of, runs=self.runs, rounds=ROUNDS)
+        written = write_trace(recording, self.output, network, self.described, self.reporter)
+        return {"latency_ms": asdict(done.latency_ms), **written, **origin}
+
+
+def power_w(done: RunReport) -> float | None:
+    """The mean of plain runs; None where no sensor tells."""
+    return None if done.energy_mj is None else done.energy_mj / done.latency_ms.median
+
+
+def write_trace(
+    recording: Recording, output: Path, network: Network, soc: Soc, reporter: Reporter
+) -> dict[str, Any]:
+    """Write a trace, and return what is in it."""
+    from codl.report.trace import write_trace as write
+
+    strategy = recording.plan.strategy
+    title = f"{network.name} by {strategy} on {soc.name}"
+    source = soc.source_of_predictions
+    written = write(recording, output, title=title, source=source)
+    reporter.note(f"Wrote {written.path}; open it in {VIEWER}")
+    return {
+        "model": network.name,
+        "soc": soc.name,
+        "strategy": strategy,
+        "file": str(written.path),
+        "bytes": written.bytes,
+        "runs": len(recording.inferences),
+        "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
+        "source": "measured" if recording.inferences else source,
+        "tracks": [track._asdict() for track in written.tracks],
+        "flows": written.flows,
+        "counters": list(written.counters),
+    }
