@@ -87,7 +87,7 @@ class Replayed:
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
     adds_on: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-    among_planar: ClassVar[None] = None
+    planar_fallback: ClassVar[None] = None
     backend: ClassVar[Backend] = "replayed"
     op_columns: ClassVar[None] = None
     transforms_weights: ClassVar[bool] = False

@@ -380,7 +380,7 @@ def test_durations_and_shares() -> None:
     assert [read_seconds(t) for t in ("90s", "10m", "1.5h", "7")] == [90, 600, 5400, 7]
     with pytest.raises(CodlError, match="'soon'"):
         read_seconds("soon")
-    assert read_shares("0.2,1") == [0.2, 1.0]
+    assert read_shares("0.2,1") == (0.2, 1.0)
     for wrong in ("0,1", "1.5", "half"):
         with pytest.raises(CodlError, match=wrong):
             read_shares(wrong)

@@ -149,7 +149,7 @@ class SimulatedBench:
 
         def fill(found: Any) -> OpRow:
             ms = 1e3 * level(found[WHOLE])
-            return OpRow(**{**vars(row_template), "latency_ms": ms, "source": "simulated"})
+            return OpRow(**{**vars(row_template), "latency_ms": ms})
 
         return Prepared(task, row_template, Timed(self.machine.sample(0.001), self.rounds), fill)
 

@@ -147,7 +147,7 @@ def test_the_agents_file_is_small_and_the_same_each_time() -> None:
 
 def test_an_agent_has_nothing_that_only_the_host_needs() -> None:
     names = zipfile.ZipFile(io.BytesIO(agent_file().content)).namelist()
-    packages = ("api", "cli", "plan", "predict", "report", "validate")
+    packages = ("jobs", "cli", "plan", "predict", "report", "validate")
     modules = ("measure/collector", "targets/connect", "targets/install", "targets/adb")
     for place in (*packages, *modules):
         assert (ROOT / "codl" / place).is_dir() or (ROOT / "codl" / f"{place}.py").is_file()
