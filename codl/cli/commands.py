@@ -77,7 +77,7 @@ codl bench ui yolov2 --strategy gpu --max-kernel-ms 1""",
 def _places(group: str) -> dict[str, tuple[str, str]]:
     """Where the commands of a group lie, by their last words; plugins' have no summary."""
     every = {name: (f"codl.cli.{at}", summary) for name, (at, summary) in COMMANDS.items()}
-    every |= {name: (at, "") for name, at in plugins.COMMANDS.places.items()}
+    every |= {name: (at, "") for name, at in sorted(plugins.COMMANDS.places.items())}
     every |= {name: ("", help) for name, help in GROUPS.items()}
     split = {tuple(name.rpartition(" ")[::2]): place for name, place in every.items()}
     return {word: place for (parent, word), place in split.items() if parent == group}

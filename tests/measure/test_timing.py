@@ -140,11 +140,21 @@ class SimulatedBench:
         self.rounds = effort
         self.soc = soc
         self.prepared: list[Any] = []
+        self.run = ""
+
+    def of_run(self, device: Any, run: str, *how: Any) -> SimulatedBench:
+        """The bench, with rows of that run."""
+        self.run = run
+        return self
 
     def prepare(self, task: Any) -> Prepared:
         self.prepared.append(task)
         row_template = OpRow(
-            op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part)
+            op=to_text(task.op),
+            dim=task.dim,
+            share=task.share,
+            part=to_text(task.part),
+            run=self.run,
         )
 
         def fill(found: Any) -> OpRow:
@@ -159,7 +169,7 @@ def simulated(
 ) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
     effort = Rounds(span_s=1.0)
     bench = SimulatedBench(machine, effort, soc)
-    monkeypatch.setattr(runner, "Bench", lambda *args: bench)
+    monkeypatch.setattr(runner, "Bench", bench.of_run)
     monkeypatch.setattr(
         anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )

@@ -40,10 +40,11 @@ def times(target):
     others = [name for name in ("ort", "openvino") if name in target]
     return 1.0 if (others or ["ncnn"]) == [library] else 100.0
 warnings.simplefilter("ignore", CodlWarning)
-words = {"soc": soc, "profile": False}
 with patch("codl.predict.model_set.load", lambda *args: SyntheticPredictors(times=times)):
-    codl.compile("op_chain", strategy="cpu", **words).close()
-    run = codl.evaluate(["op_chain"], strategies=["cpu"], seconds=0.05, **words)
+    codl.compile("op_chain", soc=soc, strategy="cpu", profile=False).close()
+    run = codl.evaluate(
+        ["op_chain"], soc=soc, strategies=["cpu"], seconds=0.05, no_profile=True
+    )
 time.sleep(0.3)  # for a thread that reports
 print(json.dumps([[row.status for row in run.result.rows], seen, [*sys.modules]]))
 """
