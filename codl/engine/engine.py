@@ -227,7 +227,7 @@ class Engine:
 
     @cached_property
     def _changes_them(self) -> bool:
-        """Whether NaN would not stay where it is, and nothing is kept from run to run.
+        """Whether the executable would change NaN or move it to other elements.
 
         ncnn and OpenVINO make numbers of it. On the GPU, Winograd's tiles mix pixels, and blocks of
         channels multiply those of other groups by 0.

@@ -197,14 +197,16 @@ def _sign_of(value: Array) -> int:
 
 
 def _sign(layer: Layer, signs: Sequence[int]) -> int:
-    """As `_sign_of`, of what a layer computes of inputs with such signs; 0 where it is unknown."""
+    """The sign of a layer's output, as `_sign_of` has it; `signs` are of its inputs."""
     op, least = layer.op, min(signs, default=0)
     if op.activation.kind != "none":
         bound = op.activation.alpha if op.activation.kind == "clip" else 0.0
         known = op.activation.kind in ("clip", "relu", "sigmoid") and bound >= 0
         return int(known) + int(known and bound > 0)
     if isinstance(op, Reduce):
-        return 1 if op.mode in ("l1", "l2", "sum_square") else least
+        if op.mode in ("l1", "l2", "sum_square"):
+            return 1
+        return 0 if op.mode.startswith("log") else least
     mode = op.mode if isinstance(op, Eltwise) else op.kind
     if mode == "max" or (mode == "add" and least):
         return max(signs)
