@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from codl.engine.cpu_fallback import CpuFallback
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Layer, Network
-from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, OpenVinoNet, Refusal
+from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.network import input_as_float32, output_as
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.reductions import Reduce
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.types import Element, Storage, arithmetic_of, narrowest
+from codl.kernels.kernel import CHANGE_NONFINITE
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from codl.lower.nets import library_of
 from codl.records.gpu_limits import LimitedGpu
 from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
 from codl.runtime.loaded import Footprint, Loaded, RefusedError
@@ -233,7 +235,7 @@ class Engine:
         channels multiply those of other groups by 0.
         """
         executable, ops = self.executable, {x.name: x.op for x in self.network.layers}
-        hides = any(isinstance(net, NcnnNet | OpenVinoNet) for net in executable.nets)
+        hides = any(library_of(net) in CHANGE_NONFINITE for net in executable.nets)
         kernels = (step for step in executable.steps if isinstance(step, GpuOp))
         spreads = any(
             "winograd" in step.variant or getattr(ops.get(step.layers[0]), "groups", 1) > 1
