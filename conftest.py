@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before NumPy and ncnn are imported: tests share the cores, and threads of OpenBLAS and of OpenMP
 # wait by spinning, where the one that they wait for may need that very core.
@@ -25,15 +26,14 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError
+from codl.machine import cache
 from codl.measure.dataset import Dataset
-from codl.plugins import load_installed
-from codl.runtime import cache
+from codl.registry import load_installed
 
 if TYPE_CHECKING:
+    from codl.machine.placement import LocalSoc, ProbedDevice
     from codl.predict.training import TrainReport
     from codl.runtime.opencl import OpenClDevice
-    from codl.runtime.placement import LocalSoc
-    from codl.runtime.probe import ProbedDevice
     from codl.targets.base import Target
 
 #: What this process may use, before anything is pinned.
@@ -55,6 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CODL_PROGRESS"] = "always"  # as on a terminal, which tests have none of
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "4")
     load_installed()
+    # Kernels compile in an example, and fixtures serve all examples of a test.
+    settings.register_profile(
+        "codl",
+        settings.get_profile(settings.get_current_profile_name()),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("codl")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background ignores Ctrl-C, and so would all commands that tests start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -152,7 +160,7 @@ def devices() -> tuple[ProbedDevice, ...]:
 @pytest.fixture(scope="session")
 def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> LocalSoc:
     """A SoC around every OpenCL device of this machine in turn."""
-    from codl.runtime.detect import describe
+    from codl.machine.placement import describe
 
     return describe("test", request.param)
 
@@ -160,8 +168,8 @@ def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> Lo
 @pytest.fixture(scope="session")
 def first_soc(devices: tuple[ProbedDevice, ...]) -> LocalSoc:
     """A SoC around the device that codl would choose."""
-    from codl.runtime.detect import describe
-    from codl.runtime.driver_search import INSTALL_HINT
+    from codl.machine.driver_search import INSTALL_HINT
+    from codl.machine.placement import describe
 
     assert devices, f"no OpenCL device was found. {INSTALL_HINT}"
     return describe("test", devices[0])

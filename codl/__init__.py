@@ -6,30 +6,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codl.boundary import boundary, check_argument, check_path
-from codl.errors import CodlError
-from codl.files import HOME
-from codl.plugins import load_installed, load_plugin
-from codl.provenance import VERSION
+from codl.errors import boundary, check_path
+from codl.files import HOME, VERSION
+from codl.registry import load_installed, load_plugin
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from codl.engine.engine import Engine
-    from codl.jobs.collect import collect
+    from codl.jobs.collect import collect, tune
     from codl.jobs.evaluate import evaluate
+    from codl.jobs.frames import dataset, predictions, results
     from codl.jobs.run import compile
     from codl.jobs.search import search
     from codl.jobs.train import train
-    from codl.jobs.tune import tune
 
 __version__ = VERSION
-#: Where SoC files, datasets and predictors lie: CODL_HOME, or the current folder.
+#: Folder of SoC files, datasets and predictors: CODL_HOME, or the current folder.
 home = HOME
-#: The functions of jobs by their modules: each is imported when it is first asked for.
-_FUNCTIONS = {
-    name: f"codl.jobs.{name}" for name in ("collect", "tune", "train", "search", "evaluate")
-} | {"compile": "codl.jobs.run"}
+#: Modules of the job functions, each imported at its first use.
+_FUNCTIONS = {name: f"codl.jobs.{name}" for name in ("collect", "train", "search", "evaluate")}
+_FUNCTIONS |= dict.fromkeys(("dataset", "predictions", "results"), "codl.jobs.frames")
+_FUNCTIONS |= {"tune": "codl.jobs.collect", "compile": "codl.jobs.run"}
 
 
 def __getattr__(name: str) -> object:
@@ -48,70 +44,25 @@ def load(
     trusted: bool = False,
     check: bool = True,
 ) -> Engine:
-    """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
+    """Load a model from a bundle of `codl package`, in a fraction of `compile`'s time.
 
-    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. One that this
-    user has not written on this machine is refused, unless it is `trusted` as a library is: it may
-    do anything. Unless `check` is off, its outputs are compared, once on each device and driver,
-    with those that were right where it was made. Raises `InvalidFileError` for a file that is
-    damaged or no bundle, `MismatchError` where it is for another machine or not trusted, and
-    `WrongResultError` where outputs are others here.
+    `soc` is the bundle's SoC with other cores, threads or hints. A bundle of another user or
+    machine is refused unless `trusted`, as it may run any code. `check` compares its outputs with
+    the stored ones, once on each device and driver. Raises `InvalidFileError` for a damaged file,
+    `MismatchError` for another machine or author, and `WrongResultError` for other outputs.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
     """
-    from codl.bundle import load
+    from codl.jobs.bundle import load
 
     check_path("path", path)
     if soc is None:
         return load(path, trusted=trusted, check=check)
-    from codl.targets.detect import load_local
+    from codl.targets.placed import load_local
 
     check_path("soc", soc)
     return load(path, soc=load_local(soc), trusted=trusted, check=check)
-
-
-@boundary()
-def dataset(soc: str = "host", folder: str | Path = home / "lat_datasets") -> DataFrame:
-    """What was measured for a SoC, as a data frame: `codl.frames.dataset`.
-
-    >>> codl.dataset("host").groupby("table").latency_ms.describe()
-    """
-    from codl import frames
-
-    check_argument("soc", soc, "the name of a SoC", str)
-    check_path("folder", folder)
-    return frames.dataset(soc, folder)
-
-
-@boundary()
-def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
-    """What the predictors in `./predictors` say of the rows in `./lat_datasets`, beside them.
-
-    `codl.frames.predictions` has the columns, and takes other folders.
-
-    >>> codl.predictions("host").groupby("target").error.describe()
-    """
-    from codl import frames
-
-    check_path("soc", soc)
-    check_argument("predictor", predictor, "the name of a predictor", str)
-    return frames.predictions(soc, predictor)
-
-
-@boundary()
-def results(*files: str | Path) -> DataFrame:
-    """Result files of `codl eval` and other commands, as a data frame: `codl.frames.results`.
-
-    >>> codl.results("eval.json")[["model", "strategy", "latency_ms.p20"]]
-    """
-    from codl import frames
-
-    if not files:
-        raise CodlError("Name at least one result file, such as codl.results('eval.json').")
-    for file in files:
-        check_path("a result file", file)
-    return frames.results(*files)
 
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""Files: read within bounds, written whole or not at all, changed by one process at a time.
+"""File input and output: bounded reads, atomic writes, locks, and files that ship with codl.
 
-Files may come from a stranger: a reader refuses what is too large, too deep or no such format with
-an `InvalidFileError`. What a disk does not take is an `UnwritableFileError`.
+Files may come from untrusted sources. Readers raise `InvalidFileError` for a file that is too
+large, nested too deep or malformed. Writers raise `UnwritableFileError` if the disk refuses.
+Results have codl's version, its commit and the time (`provenance`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import io
 import json
 import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
@@ -24,16 +28,16 @@ from typing import Any
 
 from codl.errors import CodlError, InvalidFileError, UnwritableFileError
 
-#: Where SoC files, datasets and predictors lie, each in a folder of its own: the folder that the
-#: environment variable CODL_HOME names, or else the current one.
+#: Folder of SoC files, datasets and predictors, each in a subfolder: the environment variable
+#: CODL_HOME, by default the current folder.
 HOME = Path(os.environ.get("CODL_HOME", ""))
-#: What bundles end in, which are no models any more.
+#: File name suffix of bundles, which are executables rather than models.
 BUNDLE = ".codl"
-#: No file that is read as a whole is larger; all but models and weights are.
+#: Size limit in bytes of a file read as a whole, which all but models and weights are.
 MOST_BYTES = 64 << 20
-#: Of files that are written and not yet in their place. A kill may leave one.
+#: Suffix of files being written. A killed process may leave one.
 PARTIAL = ".partial"
-#: A lock that another process has is looked at so often.
+#: Seconds between two attempts to take another process's lock.
 LOOK_S = 0.02
 
 
@@ -42,10 +46,10 @@ class BusyError(CodlError):
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES, fix: str = "") -> bytes:
-    """What a file holds; raises `InvalidFileError` where that is more than `most` bytes."""
+    """Content of a file; raises `InvalidFileError` if it is longer than `most` bytes."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not path.is_relative_to("/dev"):
-            # Nobody may ever write to it; those of a shell's <(...) are in /dev/fd.
+            # A pipe may never be written to; pipes of a shell's <(...) are in /dev/fd.
             raise InvalidFileError(path, "this is a pipe, and no file.", fix=fix)
         with path.open("rb") as file:
             content = file.read(most + 1)
@@ -61,7 +65,7 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES, fix: str = "") -> bytes:
 
 
 def read_text(path: Path, *, fix: str = "") -> str:
-    """The text of a file in UTF-8, with or without a mark in front."""
+    """The text of a UTF-8 file, with or without a byte order mark."""
     try:
         return read_bytes(path, fix=fix).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -69,9 +73,9 @@ def read_text(path: Path, *, fix: str = "") -> str:
 
 
 def decoded(content: bytes) -> str:
-    """Text as editors and spreadsheets save it: in UTF-8, in UTF-16 with a mark, or Windows-1252.
+    """Text from an editor or spreadsheet: UTF-8, UTF-16 with a byte order mark, or Windows-1252.
 
-    Raises `UnicodeDecodeError` for what is in none of these.
+    Raises `UnicodeDecodeError` for other encodings.
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16")
@@ -82,9 +86,9 @@ def decoded(content: bytes) -> str:
 
 
 def csv_reader(text: str) -> csv.DictReader[str]:
-    """The records of a table; columns are separated by semicolons where the first line has these.
+    """Records of a CSV table, whose columns are separated by commas or semicolons.
 
-    Spreadsheets write so where a comma stands in numbers.
+    Spreadsheets write semicolons in countries with decimal commas.
     """
     first = text.partition("\n")[0]
     delimiter = ";" if ";" in first and "," not in first else ","
@@ -92,19 +96,19 @@ def csv_reader(text: str) -> csv.DictReader[str]:
 
 
 def is_blank(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a line of separators alone, as spreadsheets write below a table."""
+    """Whether a record has no values, as spreadsheets write below a table."""
     return not any(text for value in record.values() for text in (value or ()))
 
 
 def read_json(path: Path, *, fix: str = "") -> Any:
-    """What a JSON file holds."""
+    """Parsed content of a JSON file."""
     return parse_json(read_bytes(path, fix=fix), path, fix=fix)
 
 
 def parse_json(content: bytes | memoryview, path: object, *, fix: str = "") -> Any:
-    """What JSON says; raises `InvalidFileError` with the `path` for what is none.
+    """Parsed JSON; raises `InvalidFileError` with `path` for invalid content.
 
-    Nor are NaN and infinite numbers JSON, or what is nested deeper than Python's own stack.
+    NaN, infinite numbers, and nesting beyond Python's recursion limit are invalid.
     """
     try:
         return json.loads(bytes(content), parse_float=_number, parse_constant=_number)
@@ -120,10 +124,7 @@ def _number(text: str) -> float:
 
 
 def write(path: Path, content: str | bytes, *, fix: str = "") -> Path:
-    """Put a whole file in its place at once; its folder is made.
-
-    What was there before stays where the disk has no room: raises `UnwritableFileError`.
-    """
+    """Write a file atomically, making its folder; raises `UnwritableFileError`."""
     with writing(path, fix=fix) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
@@ -131,7 +132,7 @@ def write(path: Path, content: str | bytes, *, fix: str = "") -> Path:
 
 @contextmanager
 def writing(path: Path, *, fix: str = "") -> Iterator[Path]:
-    """A new file beside `path` to write to, which takes its place where that succeeds."""
+    """A temporary file beside `path`, which replaces `path` if the block succeeds."""
     partial = path.with_name(f".codl-{token_hex(8)}{PARTIAL}")
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # such as /dev/stdout
@@ -150,7 +151,7 @@ def writing(path: Path, *, fix: str = "") -> Iterator[Path]:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Copy a file to a name of its own beside it before it is written anew; None where none is."""
+    """Copy a file to a free name beside it before it is overwritten; None without such a file."""
     if not path.is_file():
         return None
     content = read_bytes(path)
@@ -163,37 +164,33 @@ def set_aside(path: Path) -> Path | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UnwritableFileError` where a file cannot be made or replaced, before it is worked for.
-
-    Nothing is left behind, nor a folder made.
-    """
-    _check_folder(path.parent, path)
+    """Raise `UnwritableFileError` if a file cannot be created or replaced; leaves no files."""
+    check_folder(path.parent, path)
     if path.is_dir():
         raise UnwritableFileError(path, IsADirectoryError(None, "it is a folder"))
 
 
-def check_folder(folder: Path) -> None:
-    """Raise `UnwritableFileError` where no file can be made in a folder, be it there or not."""
-    _check_folder(folder, folder)
+def check_folder(folder: Path, path: Path | None = None) -> None:
+    """Raise `UnwritableFileError` if no file, such as `path`, can be created in a folder.
 
-
-def _check_folder(folder: Path, path: Path) -> None:
+    The folder need not exist.
+    """
+    existing = folder
     try:
-        while not folder.exists():
-            folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):
+        while not existing.exists():
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise UnwritableFileError(path, error) from error
+        raise UnwritableFileError(path or folder, error) from error
 
 
 @contextmanager
 def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Have a folder alone among processes; it is made, and is gone again where it stays empty.
+    """Lock a folder against other processes; creates it, and removes it afterwards if empty.
 
-    A parent that was made for it may stay where another process waits for the folder meanwhile.
-    Raises `BusyError` where another one has it for longer than `wait_s`. The system frees it at the
-    end of a process, however that ends.
+    A parent created for it may stay if another process waits for the folder. Raises `BusyError` if
+    another process holds the lock for longer than `wait_s`. A process's end releases the lock.
     """
     end = monotonic() + wait_s
     new: list[Path] = []
@@ -207,17 +204,14 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # what is not empty stays
+        with suppress(OSError):  # a folder with files stays
             for place in new:
                 place.rmdir()
         os.close(descriptor)
 
 
 def _take(folder: Path, new: list[Path]) -> int | None:
-    """A descriptor that has the folder as long as it is open; None where another process has.
-
-    Folders that were made for it are added to the `new` ones.
-    """
+    """Lock a folder, adding created folders to `new`; returns a descriptor, None if locked."""
     new += [
         parent for parent in (folder, *folder.parents) if parent not in new and not parent.exists()
     ]
@@ -234,15 +228,15 @@ def _take(folder: Path, new: list[Path]) -> int | None:
     return None
 
 
-#: What file systems take as a name, in bytes.
+#: Longest file name that file systems accept, in bytes.
 MOST_NAME_BYTES = 255
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file or folder of a name, right inside `folder`, wherever the name comes from.
+    """The path of a plain name directly inside `folder`, for names from untrusted sources.
 
-    Raises `CodlError` for what is no plain name: a path, one that is hidden or looks like an
-    option, or one with letters that cannot be seen.
+    Raises `CodlError` for a path, a hidden name, a name like an option, and a name with unprintable
+    characters or outer spaces.
     """
     is_plain = name.isprintable() and not set(name) & {"/", "\\"} and name.strip() == name
     if not name or not is_plain or name[0] in ".-" or len(name.encode()) > MOST_NAME_BYTES:
@@ -254,10 +248,61 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def printable(text: Any) -> str:
-    """Text without control characters, which neither a terminal nor XML should get from elsewhere.
-
-    Lines and tabs stay.
-    """
+    """Text with control characters replaced, for terminals and XML; keeps newlines and tabs."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
     )
+
+
+VERSION = "0.1.0"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def provenance() -> dict[str, str]:
+    """Version, commit and time, as in every result."""
+    return {"codl": VERSION, "commit": commit(), "created": now()}
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+#: Suffix of a commit if the package's files have changed since.
+DIRTY = "+dirty"
+
+
+@cache
+def commit() -> str:
+    """Commit of codl's own checkout, with `DIRTY` for a changed package; else empty."""
+    try:
+        top, revision, changed = (
+            subprocess.run(
+                ["git", "-C", str(ROOT), *question], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for question in (
+                ["rev-parse", "--show-toplevel"],
+                ["rev-parse", "--short", "HEAD"],
+                ["--no-optional-locks", "status", "--porcelain", "--", "codl"],
+            )
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    # An installed codl may lie inside another project's repository.
+    if Path(top) != ROOT:
+        return ""
+    return f"{revision}{DIRTY}" if changed else revision
+
+
+#: Parents of shipped folders: codl's package, and the checkout around it.
+ROOTS = tuple(Path(__file__).resolve().parents[:2])
+
+
+def shipped(folder: Path) -> Path:
+    """The shipped folder with the name of `folder`; `folder` itself if there is none."""
+    return next((root / folder.name for root in ROOTS if (root / folder.name).is_dir()), folder)
+
+
+def own_or_shipped(name: str, root: Path, usual: Path) -> Path:
+    """`name` under `root`; if missing there, and `root` is `usual`, the shipped one."""
+    folder, other = root / name, shipped(usual) / name
+    return other if root == usual and not folder.exists() and other.exists() else folder

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 project = "codl"
 copyright = "the authors of codl; Apache-2.0"
-_version = re.search(r'^VERSION = "(.+)"', (ROOT / "codl/provenance.py").read_text(), re.MULTILINE)
+_version = re.search(r'^VERSION = "(.+)"', (ROOT / "codl/files.py").read_text(), re.MULTILINE)
 release = version = _version[1] if _version else ""
 
 extensions = ["myst_parser", "sphinx_copybutton"]

@@ -6,24 +6,26 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from importlib import import_module
 from pathlib import Path
-from textwrap import indent
+from textwrap import indent, wrap
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 import codl
-from codl import errors, frames
+from codl import errors
 from codl.cli.commands import filled
 from codl.engine.engine import Engine
+from codl.engine.stream import Stream
 from codl.jobs.collect import CollectRun
 from codl.jobs.evaluate import EvalRun
-from codl.jobs.job import options_of
+from codl.jobs.options import options_of
 from codl.jobs.train import Trained
-from codl.report.text_table import Column, TextRow, TextSection, TextTable, words
+from codl.report.text_table import TextRow, TextSection, TextTable, words
 from codl.strategies.model_search import FoundBound, FoundPlan
 
 INTRODUCTION = """# Python API
@@ -35,13 +37,14 @@ are NumPy's; tensors of images are (images, channels, rows, columns). Functions 
 whose message says what was wrong and what would be right. What is not on this page may change from
 version to version."""
 
-#: Functions whose whole documentation lies elsewhere.
-DOCUMENTED: Mapping[str, Any] = {
-    "dataset": frames.dataset_frame,
-    **{name: getattr(frames, name) for name in ("predictions", "results")},
+#: Results of functions, with the attributes that the page lists beside the documented members.
+RETURNED: Mapping[type, Sequence[str]] = {
+    FoundPlan: ("plan", "search_ms", "placed"),
+    FoundBound: ("model", "limit"),
+    EvalRun: ("environment", "failed"),
+    CollectRun: ("dataset", "expected"),
+    Trained: ("report",),
 }
-#: What functions return.
-RETURNED = (FoundPlan, FoundBound, EvalRun, CollectRun, Trained)
 #: Names of types as a reader calls them.
 NAMES: Mapping[Any, str] = {
     float: "number",
@@ -53,46 +56,65 @@ NAMES: Mapping[Any, str] = {
     Path: "path",
 }
 EXAMPLE = re.compile(r"^>>> ?(.*)$", re.MULTILINE)
+#: The list of built-in models in a help text, and the link that replaces it.
+LISTED, MODEL = re.compile(r"built-in model \([^)]*\)"), "[built-in model](models.md)"
 
 
 def api_reference() -> str:
-    """docs/reference/api.md."""
-    functions = [name for name in codl.__all__ if inspect.isroutine(getattr(codl, name))]
+    """docs/reference/api.md: parameters that several functions share have a table of their own."""
+    functions = {
+        name: getattr(codl, name) for name in codl.__all__ if inspect.isroutine(getattr(codl, name))
+    }
+    every = Counter(row for function in functions.values() for row in _options(function).values())
+    shared = {row for row, times in every.items() if times > 1}
     parts = [INTRODUCTION, "## Functions"]
-    for name in functions:
-        function = getattr(codl, name)
-        parts += [f"### codl.{name}", _signature(f"codl.{name}", function)]
-        parts += _prose(DOCUMENTED.get(name, function))
-        if job := getattr(function, "job", None):
-            parts.append(_options(job))
+    for name, function in functions.items():
+        options = _options(function)
+        parts += [f"### codl.{name}", _signature(f"codl.{name}", function, options, shared)]
+        parts += _prose(function)
+        if own := [(f"`{key}`", row[1]) for key, row in options.items() if row not in shared]:
+            parts.append(_table("parameter", own))
+    parts += ["## Shared parameters", _table("parameter", sorted(shared))]
     parts += ["## The engine", *_prose(Engine), *_members(Engine)]
+    parts += ["## Streams", *_prose(Stream), *_members(Stream)]
     parts.append("## What functions return")
-    for kind in RETURNED:
-        parts += [f"### {kind.__name__}", *_prose(kind), *_members(kind)]
+    for kind, shown in RETURNED.items():
+        parts += [f"### {kind.__name__}", *_prose(kind), *_members(kind, shown)]
     parts += ["## Errors", _errors()]
     return "\n\n".join(parts) + "\n"
 
 
-def _signature(name: str, function: Any) -> str:
-    """A parameter a line, as a block of Python."""
+def _signature(
+    name: str,
+    function: Any,
+    options: Mapping[str, tuple[str, str]],
+    shared: AbstractSet[tuple[str, str]],
+) -> str:
+    """A parameter a line, as a block of Python; shared ones by name alone."""
     job = getattr(function, "job", None)
-    signature = inspect.signature(job or function)
-    hints = get_type_hints(job) if job else {}
-    returned = get_type_hints(job.run)["return"] if job else signature.return_annotation
-    lines, is_keyword = [], False
-    for parameter in signature.parameters.values():
+    returned = (
+        get_type_hints(job.run)["return"] if job else inspect.signature(function).return_annotation
+    )
+    lines, others, is_keyword = [], [], False
+    for key, parameter in inspect.signature(job or function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
             lines.append("*,")
             is_keyword = True
-        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
-        default = "" if parameter.default is parameter.empty else f" = {_shown(parameter.default)}"
-        lines.append(f"{star}{parameter.name}: {_type(hints, parameter)}{default},")
+        if is_keyword and options.get(key) in shared:
+            others.append(key)
+        else:
+            lines.append(f"{_declared(job, parameter)},")
+    lines += wrap(f"# shared: {', '.join(others)}", 90, subsequent_indent="# ") if others else []
     body = "".join(f"    {line}\n" for line in lines)
     return f"```python\n{name}(\n{body}) -> {_name(returned)}\n```"
 
 
-def _type(hints: Mapping[str, Any], parameter: inspect.Parameter) -> str:
-    return _name(hints.get(parameter.name, parameter.annotation))
+def _declared(job: Any, parameter: inspect.Parameter) -> str:
+    hints = get_type_hints(job) if job else {}
+    star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+    default = "" if parameter.default is parameter.empty else f" = {_shown(parameter.default)}"
+    kind = _name(hints.get(parameter.name, parameter.annotation))
+    return f"{star}{parameter.name}: {kind}{default}"
 
 
 def _name(hint: Any) -> str:
@@ -100,13 +122,21 @@ def _name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else re.sub(r"\b(\w+\.)+", "", str(hint))
 
 
-def _options(job: type) -> str:
-    """The options of a job: each with its help, as the command line has it."""
-    rows = [
-        TextRow((f"`{name}`", filled(option.help))) for name, (_, option) in options_of(job).items()
-    ]
-    columns = (words("parameter"), words("what it is"))
-    return TextTable("", columns, (TextSection("", tuple(rows)),)).to_markdown()
+def _options(function: Any) -> dict[str, tuple[str, str]]:
+    """The options of a function's job: each as it is declared, and its help on the command line."""
+    if (job := getattr(function, "job", None)) is None:
+        return {}
+    parameters = inspect.signature(job).parameters
+    return {
+        name: (f"`{_declared(job, parameters[name])}`", LISTED.sub(MODEL, filled(option.help)))
+        for name, (_, option) in options_of(job).items()
+        if name in parameters
+    }
+
+
+def _table(of: str, rows: Iterable[tuple[str, ...]]) -> str:
+    columns = (words(of), words("what it is"))
+    return TextTable("", columns, (TextSection("", tuple(map(TextRow, rows))),)).to_markdown()
 
 
 def _shown(value: Any) -> str:
@@ -122,24 +152,20 @@ def _prose(documented: Any) -> Iterator[str]:
         yield "\n".join(["```python", *examples, "```"]) if examples else paragraph
 
 
-def _members(kind: type) -> Iterator[str]:
-    """The public attributes and methods of a class, in its order."""
-    rows = []
-    if dataclasses.is_dataclass(kind):
-        fields = dataclasses.fields(kind)
-        shown = [field for field in fields if not field.name.startswith("_")]
-        rows = [TextRow((f"`{field.name}`", f"`{field.type}`")) for field in shown]
+def _members(kind: type, shown: Sequence[str] = ()) -> Iterator[str]:
+    """Some attributes of a class, then its documented properties and methods."""
+    hints = kind.__annotations__
+    rows: list[tuple[str, ...]] = [(f"`{name}`", f"`{hints[name]}`") for name in shown]
     for name, member in vars(kind).items():
         if name.startswith("_") and name != "__call__":
             continue
         function = member.fget if isinstance(member, property) else member
         if inspect.isfunction(function) and (text := inspect.getdoc(function)):
             call = "" if isinstance(member, property) else "()"
-            shown = "engine(inputs)" if name == "__call__" else f"{name}{call}"
-            rows.append(TextRow((f"`{shown}`", text.split("\n\n")[0].replace("\n", " "))))
+            written = "engine(inputs)" if name == "__call__" else f"{name}{call}"
+            rows.append((f"`{written}`", text.split("\n\n")[0].replace("\n", " ")))
     if rows:
-        table = (words("attribute or method"), words("what it is"))
-        yield TextTable("", table, (TextSection("", tuple(rows)),)).to_markdown()
+        yield _table("attribute or method", rows)
 
 
 def _errors() -> str:
@@ -159,7 +185,10 @@ def _errors() -> str:
 
 
 def keys_content(place: str) -> TextTable:
-    """The keys of a class of data, `module:Class`, that no class above has; then what it says."""
+    """The keys of a class of data, `module:Class`, without inherited ones, and its docstring.
+
+    An asterisk marks a required key.
+    """
     module, _, name = place.partition(":")
     kind = getattr(import_module(module), name)
     hints = get_type_hints(kind, include_extras=False)
@@ -167,26 +196,26 @@ def keys_content(place: str) -> TextTable:
     inherited = {key for base in kind.__mro__[1:] for key in getattr(base, "__annotations__", ())}
     for key, hint, default in _fields(kind, hints):
         if key not in inherited and get_origin(hint) is not ClassVar:
-            rows.append(TextRow((f"`{key}`", spelled(hint), default)))
-    columns = (words("key"), words("type"), Column("without it", numeric=False))
+            star = "\\*" if default is None else ""
+            rows.append(TextRow((f"`{key}`{star}", f"{spelled(hint)}{default or ''}")))
+    columns = (words("key"), words("type"))
     caption = tuple(" ".join(p.split()) for p in (inspect.getdoc(kind) or "").split("\n\n"))
     return TextTable(name, columns, (TextSection("", tuple(rows)),), caption)
 
 
-def _fields(kind: type, hints: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _fields(kind: type, hints: Mapping[str, Any]) -> Iterator[tuple[str, Any, str | None]]:
+    """Name, type and default of each field; None where it is required."""
     if issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
-            yield field.encode_name, hints[field.name], "required" if field.required else ""
+            yield field.encode_name, hints[field.name], None if field.required else ""
         return
     for about in dataclasses.fields(kind):
         required = about.default is dataclasses.MISSING
-        required &= about.default_factory is dataclasses.MISSING
-        yield about.name, hints[about.name], "required" if required else _default(about.default)
-
-
-def _default(value: Any) -> str:
-    is_empty = value is dataclasses.MISSING or value in (None, "", ())
-    return "" if is_empty else f"`{value}`"
+        if required and about.default_factory is dataclasses.MISSING:
+            yield about.name, hints[about.name], None
+        else:
+            is_empty = required or about.default in (None, "", ())
+            yield about.name, hints[about.name], "" if is_empty else f" = `{about.default}`"
 
 
 def spelled(hint: Any) -> str:

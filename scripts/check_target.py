@@ -23,11 +23,11 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
 from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import detect

@@ -41,7 +41,7 @@ from codl.frontend.graph.integer_products import reference_session  # noqa: E402
 from codl.frontend.graph.weights import Model  # noqa: E402
 from codl.plan.build_plan import preferring  # noqa: E402
 from codl.targets.connect import connect  # noqa: E402
-from codl.targets.detect import load_local  # noqa: E402
+from codl.targets.placed import load_local  # noqa: E402
 
 LIMIT = 1e-3
 #: NumPy's types by what ONNX Runtime calls them.

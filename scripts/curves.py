@@ -17,13 +17,19 @@ from typing import Any, ClassVar
 from standalone import Line, below, lines
 
 from codl import files
-from codl.records.results import EvalRow
-from codl.report.caveats import LATENCY
-from codl.report.drawing import SHAPES, Data, Key, Picture, Scale, shortened
-from codl.report.load import parse_as, parse_result
-from codl.report.results import UNMEASURED, EvalResult, Result, ResultFile, SocSummary
-from codl.report.tables import mark, origin_lines, warnings
-from codl.report.text_table import NONE, Column, TextRow, TextSection, TextTable, digits, listed
+from codl.ir.records.results import EvalRow
+from codl.report.charts import SHAPES, Data, Key, Picture, Scale, shortened
+from codl.report.results import (
+    UNMEASURED,
+    EvalResult,
+    Result,
+    ResultFile,
+    SocSummary,
+    parse_as,
+    parse_result,
+)
+from codl.report.tables import LATENCY, mark, origin_lines, warnings
+from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits, listed
 
 #: The better one of the first two is what the third is compared with.
 CPU, GPU, PLAN = "cpu", "gpu", "codl"
@@ -200,6 +206,7 @@ def curve_content(results: Sequence[CurveResult]) -> TextTable:
         f"{LATENCY} All of a model on a SoC in one run, in turns.",
         "Gains are over the better processor; bound: that of both side by side, "
         "1 + min(r, 1/r) for a ratio r of their speeds.",
+        *map(_summary, families(results)),
         *_origins(results),
     )
     text_sections = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
@@ -223,45 +230,6 @@ def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
         digits(point.bound),
     )
     return TextRow(cells, mark=mark([point.source]))
-
-
-def closest_content(results: Sequence[CurveResult]) -> TextTable:
-    """A line for every model: the SoC on which both processors are most alike, and the least gain
-    on any.
-    """
-    columns = (
-        Column("model", numeric=False),
-        Column("closest", numeric=False),
-        Column(SPEEDS),
-        Column("gain"),
-        Column("predicted gain"),
-        Column("bound"),
-        Column("least gain on any"),
-    )
-    pairs = families(results)
-    sections = tuple(
-        TextSection(family.title, tuple(_closest(point, family) for point in family.closest))
-        for family in pairs
-    )
-    caption = (
-        *map(_summary, pairs),
-        *warnings([point.source for family in pairs for point in family.points]),
-    )
-    return TextTable("Where both processors are closest", columns, sections, caption, "processors")
-
-
-def _closest(point: CurvePoint, family: Family) -> TextRow:
-    predicted, points = point.predicted, family.models[point.model]
-    cells = (
-        point.model,
-        _size(point.soc),
-        digits(point.measured.ratio),
-        digits(point.measured.gain),
-        digits(predicted.gain) if predicted else NONE,
-        digits(point.bound),
-        digits(min(point_of.measured.gain for point_of in points)),
-    )
-    return TextRow(cells, mark=mark([point_of.source for point_of in points]))
 
 
 def _summary(family: Family) -> str:

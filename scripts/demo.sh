@@ -9,14 +9,15 @@ step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; "$@"; }
 
 step codl devices
 step codl soc detect --serial local --name host
-# It ends when more would change no plan. A dataset that is there is gone on with.
-step codl collect --soc host --serial local --models yolov2 --resume --datasets lat_datasets
+# The measurements that a predictor learns most from, within the budget; added to a dataset that is there.
+step codl collect --soc host --serial local --models yolov2 --resume --budget 60s \
+    --datasets lat_datasets
 # The predictors of the strategies below; without --no-evaluate it says how accurate they are.
 step codl train --soc host --predictor codl --predictor codl_linear --predictor flops_linear \
     --no-evaluate --json > train.json
 step codl search yolov2 --soc host -o plan.json
 step codl eval --soc host --serial local --models yolov2 \
-    --strategies cpu,gpu,mulayer,codl-paper,codl,ideal --time 15s -o eval.json
+    --strategies cpu,gpu,mulayer,codl-paper,codl --time 10s -o eval.json
 step codl report eval.json -o report.html
 
 printf '\nLeft in %s:\n' "$folder" >&2

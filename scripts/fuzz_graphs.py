@@ -12,7 +12,7 @@ what the graphs are and what counts as right.
 
 What graphs had no part of once, and the form that has it now (`--forms` takes some of these):
 
-- opsets before 13, from 1 on: `opset`; those before 7 are written from a graph of opset 7
+- opsets before 13, from 7 on: `opset`
 - ir_version 3 to 11, with constants as inputs where the version has them so: `ir`
 - sparse initializers, by places and by indices: `sparse`
 - weights in a file beside the model: `external`
@@ -225,7 +225,7 @@ class Worker:
 def _serve(pipe: Connection, device: str | None, forms: Sequence[str]) -> None:
     """The worker: graphs in, outcomes out; compiled kernels are kept for this process alone."""
     from codl.errors import CodlError
-    from codl.runtime import cache
+    from codl.machine import cache
 
     with tempfile.TemporaryDirectory(prefix="codl-graphs-") as folder:
         os.environ[cache.VARIABLE] = os.environ[cache.STATE_VARIABLE] = folder

@@ -7,7 +7,6 @@ out, and the caption says so. Replayed rows are of scripts/paper/speedups.py.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from statistics import geometric_mean
 
 from curves import CurveResult, load_curve
 
-from codl.records.results import EvalRow, doubts
+from codl.ir.records.results import EvalRow, doubts
 from codl.report.results import EvalResult, SocSummary
 from codl.report.text_table import NONE, Column, TextTable, count, digits, listed, words
 
@@ -55,12 +54,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class Place:
-    """Gains that were measured, or predicted, in one place; `made` is the command behind them."""
+    """Gains that were measured, or predicted, in one place."""
 
     name: str
     file: str
     commit: str
-    made: str
     gains: tuple[Gain, ...]
 
     @property
@@ -117,7 +115,6 @@ def gains_content(files: Sequence[Path]) -> TextTable:
     caption = [
         "Geometric means over models; the better processor of the same run is 1.",
         f"Left out as doubtful: {left_out}." if left_out else "",
-        f"Made by {listed([place.made for place in every])}." if every else "",
     ]
     shown = [place for place in every if place.sure]
     return TextTable.of("Gains", shown, cells, filter(None, caption))
@@ -143,8 +140,7 @@ def _places(file: Path) -> Iterator[Place]:
         return
     result = load_curve(file)
     if isinstance(result, EvalResult):
-        yield Place(_machine(result), file.name, result.commit, _command(result),
-                    tuple(gains(result)))  # fmt: skip
+        yield Place(_machine(result), file.name, result.commit, tuple(gains(result)))
     elif isinstance(result, CurveResult):
         yield from _in_part(result, file)
 
@@ -155,16 +151,6 @@ def _machine(result: EvalResult) -> str:
         return result.soc.name
     pair = "a divided CPU" if result.soc.is_one_cpu else f"{cpu.name} beside {gpu.name}"
     return f"{pair} ({cpu.name}, {len(cpu.cores)} + {len(gpu.cores)} cores)"
-
-
-def _command(result: EvalResult) -> str:
-    """What made a file."""
-    if (asked := result.asked) is None:
-        return "`codl eval`"
-    options = ["--soc", result.soc.name, "--models", ",".join(asked.models)]
-    options += ["--strategies", ",".join(asked.strategies)]
-    options += ["--peers", ",".join(asked.peers)] if asked.peers else []
-    return f"`{shlex.join(['codl', 'eval', *options, '--time', f'{asked.seconds:g}s'])}`"
 
 
 def _in_part(result: CurveResult, file: Path) -> Iterator[Place]:
@@ -179,8 +165,7 @@ def _in_part(result: CurveResult, file: Path) -> Iterator[Place]:
     beside = [gain.soc.cpu.name for gain in closest.values() if gain.soc.cpu]
     if closest:
         name = f"a part of a GPU ({listed(names)}) beside {listed(beside)}"
-        made = "`python scripts/bench/stage.py`"
-        yield Place(name, file.name, result.commit, made, tuple(closest.values()))
+        yield Place(name, file.name, result.commit, tuple(closest.values()))
 
 
 def _replayed(content: Mapping[str, object], file: Path) -> Iterator[Place]:
@@ -198,5 +183,4 @@ def _replayed(content: Mapping[str, object], file: Path) -> Iterator[Place]:
     )
     if whole:
         name = f"{(soc.get('description') or soc['name']).partition(', by')[0]}, replayed"
-        made = f"`python scripts/paper/{FIGURE}.py`"
-        yield Place(name, file.name, str(content["commit"]), made, whole)
+        yield Place(name, file.name, str(content["commit"]), whole)

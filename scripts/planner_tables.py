@@ -13,17 +13,15 @@ from pathlib import Path
 
 from codl.frontend.convert import load_structure
 from codl.ir import Network, to_text
+from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
-from codl.plan.beam_search import fastest
-from codl.plan.candidates import Candidates
+from codl.plan.beam_search import Transitions, fastest
 from codl.plan.chain_costs import COLUMNS, CandidateChain, ChainCosts, ChainEvaluation
 from codl.plan.coverage import covered
+from codl.plan.parts import NONE, Walk
 from codl.plan.price import START
-from codl.plan.region_array import NONE
-from codl.plan.sub_ops import Walk
-from codl.plan.transitions import Transitions
+from codl.plan.search import Candidates
 from codl.predict import DEFAULT
-from codl.records import soc as socs
 from codl.report.text_table import Column, TextRow, TextSection, TextTable
 from codl.strategies import Context
 
@@ -74,17 +72,17 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -
 def parts() -> TextTable:
     """The parts of each layer that the walk computes, last layer first."""
     found, rows = example(), []
-    sub_ops = found.costs.sub_ops
-    for step in found.costs.steps([found.walk]):
+    table = found.costs.table
+    for step in found.costs.halo([found.walk]).steps():
         for side, number in enumerate(step.parts[0].tolist()):
             rows.append(
                 (
                     found.network.layers[step.layer].name,
                     PROCESSORS[side],
-                    _rows(sub_ops.boxes[number].tolist()),
-                    _rows(sub_ops.needs[number, 0].tolist()),
-                    f"`{to_text(sub_ops.op(number))}`",
-                    f"{sub_ops.fastest_ms(step.parts[0, [side]], side)[0]:.3f}",
+                    _rows(table.boxes[number].tolist()),
+                    _rows(table.needs[number, 0].tolist()),
+                    f"`{to_text(table.op(number))}`",
+                    f"{table.fastest_ms(step.parts[0, [side]], side)[0]:.3f}",
                 )
             )
     return _table(("layer", "processor", "output rows", "input rows", "part", "ms"), rows, 5)
@@ -97,7 +95,7 @@ def _rows(box: Sequence[int]) -> str:
 def columns() -> TextTable:
     """The columns that are summed over the layers of a chain."""
     found = example()
-    halo = found.costs.halo([found.walk], limited=False)
+    halo = found.costs.halo([found.walk])
     evaluation = ChainEvaluation(found.costs, [found.walk], halo, halo.steps())
     evaluation.candidates()
     sums = evaluation.columns()
@@ -116,8 +114,8 @@ def chains() -> TextTable:
     found, rows = example(), []
     for chain in found.chains:
         reads = (
-            f"{PROCESSORS[side]} {found.costs.tensor(chain.start, seen)} ({found.region(number)})"
-            for seen, side, number in chain.reads
+            f"{PROCESSORS[side]} {tensor} ({found.region(number)})"
+            for tensor, side, number in found.costs.named(chain.start, chain.reads)
         )
         rows.append(
             (
@@ -136,8 +134,7 @@ def transfers() -> TextTable:
     found, rows = example(), []
     transitions, chain = Transitions(found.costs, "missing"), found.chains[-1]
     _, resident = transitions.after(START, transitions.start, chain)
-    for seen, side, need in chain.reads:
-        name = found.costs.tensor(chain.start, seen)
+    for name, side, need in found.costs.named(chain.start, chain.reads):
         place = 2 * found.costs.live[0].index(name) + side
         rows += _moves(found, transitions, name, side, transitions.start[place], need)
     (name,) = found.costs.live[-1]
@@ -162,7 +159,7 @@ def labels() -> TextTable:
     """The chains of the best plan over all candidates, with the clocks after each."""
     found = example()
     candidates = Candidates(found.network, found.costs.cost)
-    best = fastest(candidates)
+    best = fastest(candidates.costs, candidates.starting)
     transitions = Transitions(candidates.costs, "missing")
     clocks, resident, rows = START, transitions.start, []
     for chain in best.chains:

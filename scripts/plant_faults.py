@@ -43,7 +43,7 @@ DESCRIBE = """
 import sys
 from pathlib import Path
 from support.devices import opened
-from codl.runtime.detect import describe
+from codl.machine.placement import describe
 describe("planted", opened()[0]).save(Path(sys.argv[1]))
 """
 #: A plugin for pytest: what fails is not made smaller, which would build many kernels.

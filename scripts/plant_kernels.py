@@ -23,9 +23,8 @@ from support.faults import FAULTS, Faulty, default_of, one_of_each_kind, plant
 
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import LocalSoc, describe
 from codl.measure.budget import Budget
-from codl.runtime.detect import describe
-from codl.runtime.placement import LocalSoc
 from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy
 from codl.validate.validation import ModelUnderTest, validate

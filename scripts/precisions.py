@@ -21,15 +21,15 @@ from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.soc import Soc
 from codl.ir.types import PRECISIONS
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import LocalSoc
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import preferring
-from codl.records.soc import Soc
-from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
-from codl.targets.detect import load_local
+from codl.targets.placed import load_local
 from codl.validate.references import ModelAndSource
 from codl.validate.validation import ModelUnderTest, check_whole
 

@@ -42,8 +42,8 @@ SHORT = {
     "doctor": ("--budget", "20s"),
     "bench": ("--budget", "20s"),
 }
-#: Options with which a command measures nothing, or as a file says.
-UNTIMED = {"--all", "--repro", "--quick", "sustained", "ui"}
+#: Options with which a command measures nothing.
+UNTIMED = {"--all", "--quick", "ui"}
 
 
 @dataclass(frozen=True)

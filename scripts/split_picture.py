@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from standalone import below
 
+from codl.ir.records.results import TimeSpan, doubts
 from codl.ir.types import PROCESSORS
-from codl.records.results import TimeSpan, doubts
-from codl.report.charts import Track, strip, timelines
-from codl.report.drawing import Data, Key, Picture
-from codl.report.pictures import plan_chains
+from codl.report.charts import Data, Key, Picture, Track, strip, timelines
 from codl.report.results import EvalResult
 from codl.report.text_table import digits
 
@@ -41,7 +39,7 @@ def split(results: Sequence[EvalResult], title: str) -> Picture:
     )
     rows = {row.strategy: row for row in result.of(model) if row.latency_ms}
     ms = {name: row.latency_ms.level for name, row in rows.items() if row.latency_ms}
-    chains = plan_chains(result, rows[BOTH])
+    chains = result.plans[rows[BOTH].plan].chains
     on_both = sum(0 < chain.gpu_ratio < 1 for chain in chains)
     ops = sum(len(chain.ops) for chain in chains)
     profiled = max(span.end_ms for span in spans)

@@ -8,21 +8,21 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from codl.report.charts import AXIS
-from codl.report.drawing import (
+from codl.report.charts import (
+    AXIS,
     LETTER,
     Data,
     Key,
     Picture,
     Scale,
     axis,
-    cell_text,
     colours,
     mark,
     point,
     shortened,
     text,
 )
+from codl.report.text_table import cell_text
 
 #: Pixels that pictures are wide that stand alone, and how much larger a wide page shows them: their
 #: letters can be read on a phone.

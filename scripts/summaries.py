@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
 
-from codl.plugins import RESULTS
-from codl.records.results import PredictorRow
-from codl.report.results import PluginResult, TrainResult, ValidatedModel, ValidationsResult
+from codl.ir.records.results import Amount, Count, PredictorRow
+from codl.ir.types import Processor
+from codl.registry import RESULTS
+from codl.report.results import PluginResult, SocSummary, TrainResult
 from codl.report.tables import origin_lines, soc_lines
 from codl.report.text_table import (
     NONE,
@@ -81,6 +82,44 @@ def _accuracy(group: str, rows: Sequence[PredictorRow], names: Sequence[str]) ->
     details = (lambda row: row.acc5, lambda row: row.mape, lambda row: row.coverage90)
     shown += [mean(DETAILED, figure) for figure in details]
     return TextRow((group, count(len(tests)), count(sum(tests.values())), *shown))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedModel:
+    """A summary of a model's ops on one processor of a SoC, and of its outputs.
+
+    `parts` and `variants` count checks; `wrong` are bad checks, `left` parts that were not reached.
+    `op_cosine` is the lowest cosine of a part. `op_err` is the largest error relative to the
+    rounding of the part's variant. `reason` says why all else is missing.
+    """
+
+    model: str
+    processor: Processor
+    stored: str
+    parts: Count = 0
+    variants: Count = 0
+    wrong: tuple[str, ...] = ()
+    left: Count = 0
+    op_cosine: float | None = None
+    op_err: Amount | None = None
+    cosine: float | None = None
+    max_rel_err: Amount | None = None
+    ok: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationsResult(PluginResult):
+    """Result of `scripts/validate_models.py`: many models on one device."""
+
+    command: ClassVar[str] = "validations"
+    soc: SocSummary
+    gpu: str
+    driver: str
+    rows: tuple[ValidatedModel, ...]
+
+
+RESULTS.add("validations", ValidationsResult)
 
 
 def devices_content(results: Sequence[ValidationsResult]) -> TextTable:

@@ -20,17 +20,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from summaries import ValidatedModel, ValidationsResult
+
 from codl import files
+from codl.files import provenance
 from codl.frontend.models import BUILT_IN
-from codl.provenance import provenance
-from codl.report.load import VERSION, parse_result
-from codl.report.results import ValidatedModel, ValidationsResult
+from codl.report.results import VERSION, parse_result
 
 #: What a row is of: its processor, the type that is stored, and the options that make it so.
 WAYS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("gpu", "float32"): ("--strategy", "gpu"),
     ("cpu", "float32"): ("--strategy", "cpu"),
-    ("gpu", "float16"): ("--strategy", "gpu", "--half"),
+    ("gpu", "float16"): ("--strategy", "gpu", "--precision", "half_storage"),
 }
 CODL = (sys.executable, "-c", "from codl.cli import main; main()")
 

@@ -14,13 +14,13 @@ import pytest
 from support.devices import here
 from support.plans import make_plan
 
-from codl.boundary import BASE, OPTIONAL, PACKAGES, PYTHON, MissingPackageError, explained
-from codl.bundle.packaging import write
+from codl.errors import BASE, OPTIONAL, PACKAGES, PYTHON, MissingPackageError, explained
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
+from codl.ir.records.soc import Soc
+from codl.jobs.bundle.packaging import write
 from codl.measure.inputs import random_inputs
-from codl.records.soc import Soc
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {module for own in PACKAGES.values() for module in own}
@@ -48,7 +48,7 @@ COMPILED = """
 import numpy as np
 from codl.ir import Layer, Network, Shape, parse
 from codl.plan.build_plan import default_plan
-from codl.runtime import placement
+from codl.machine import placement
 from codl.engine.engine import Engine
 from codl.targets.local import LocalTarget
 op = parse("conv2d in=1x8x16x16 oc=8 kernel=1x1")
@@ -67,7 +67,7 @@ from codl.ir import parse
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict.model_set import load
-from codl.records import soc as socs
+from codl.ir.records import soc as socs
 soc = socs.load("epyc2")
 predictors = load(soc, "codl", tuning=tuning_file.read(Dataset.found("epyc2"), soc))
 op = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
@@ -113,11 +113,6 @@ def test_stored_predictors_need_the_base_alone() -> None:
         ("import codl.predict.training", "scipy", "train"),
         ("import codl; codl.compile('squeezenet')", "onnx", "onnx"),
         ("from codl.cli import main; main()", "typer", "cli"),
-        (
-            "from codl.boundary import explained\nwith explained(): import codl.measure.images",
-            "pillow",
-            "images",
-        ),
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(code: str, package: str, extra: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from support.some import some
 
-from codl.provenance import VERSION
+from codl.files import VERSION
 
 ROOT = Path(__file__).parents[1]
 #: An action with the commit that it is pinned to, and the tag beside it.

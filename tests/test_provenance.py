@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codl import provenance
+from codl import files
 
 
 def test_the_commit_of_a_package_that_was_changed_says_so(
@@ -24,12 +24,12 @@ def test_the_commit_of_a_package_that_was_changed_says_so(
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "x")
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    commit, revision = provenance.commit.__wrapped__, git("rev-parse", "--short", "HEAD")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    commit, revision = files.commit.__wrapped__, git("rev-parse", "--short", "HEAD")
     (tmp_path / "results.json").write_text("{}")  # results change nothing of what computes them
     assert commit() == revision
     (source.parent / "new.py").write_text("")
-    assert commit() == f"{revision}{provenance.DIRTY}"
+    assert commit() == f"{revision}{files.DIRTY}"
     (source.parent / "new.py").unlink()
     source.write_text("x = 2\n")
-    assert commit() == f"{revision}{provenance.DIRTY}"
+    assert commit() == f"{revision}{files.DIRTY}"

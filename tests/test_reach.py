@@ -12,8 +12,8 @@ from support.simulated import SOC, write_dataset
 
 import codl
 from codl.frontend.convert import load_structure
+from codl.ir.records.soc import Soc
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
 
 #: A process that runs `codl` and writes, at its end, the modules of codl that it has loaded.
 CODE = """
@@ -32,10 +32,10 @@ main()
 """
 #: Modules that each command may load, and the lines of their files.
 MOST = {
-    "run": (298, 61_345),
-    "search": (276, 57_197),
-    "train": (173, 35_464),
-    "collect": (274, 56_804),
+    "run": (176, 43_140),
+    "search": (168, 41_320),
+    "train": (87, 19_080),
+    "collect": (130, 31_110),
 }
 
 
@@ -81,5 +81,5 @@ def test_training(tmp_path: Path) -> None:
 
 def test_a_collection(first_soc: Soc, tmp_path: Path) -> None:
     first_soc.save(tmp_path / "socs" / "test.yaml")
-    few = ("--ops", "fc in=1x32x5x5 oc=40", "--samples", "2", "--no-tune")
+    few = ("--ops", "fc in=1x32x5x5 oc=40", "--samples", "2")
     check("collect", tmp_path, "--soc", "test", *few)

@@ -8,7 +8,7 @@ import pytest
 from support.fuzzing import fuzz
 from support.readers import READERS
 
-from codl.bundle import loading
+from codl.jobs.bundle import loading
 
 
 @pytest.mark.parametrize("name", READERS)

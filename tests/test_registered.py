@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 from support import common_checks as common
+from support.some import some
 
+from codl import kernels
 from codl.errors import DuplicateNameError, UnknownNameError
+from codl.frontend import converters
 from codl.ir import OP_TYPES
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
@@ -93,6 +98,19 @@ def test_an_error_takes_out_what_was_added() -> None:
     assert dict(numbers) == {"one": 1}
     numbers.add_lazy("pi", "math:pi")
     assert numbers["pi"] == pytest.approx(3.14159, abs=1e-5)
+
+
+def test_modules_that_are_imported_later_add_what_is_named_for_them() -> None:
+    for module, nodes in some(converters.NODES.items()):
+        found = [converters.CONVERTERS[node] for node in nodes]
+        package = f"{converters.__name__}.{module}:"
+        places = converters.CONVERTERS.places.items()
+        assert {name for name, place in places if place.startswith(package)} == set(nodes)
+        assert all(converter.convert.__module__ == package[:-1] for converter in found)
+    for kind, modules in some(kernels.MODULES.items()):
+        places = {import_module(f"{kernels.__name__}.{name}") for name in modules}
+        listed = [v for each in places for v in each.VARIANTS if v.op_kind == kind]
+        assert len(registry.of_kind(kind)) == len(listed) > 0
 
 
 def _add_two_and_one_again(numbers: Registry[int]) -> None:

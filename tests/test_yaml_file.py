@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codl import yaml_file
 from codl.errors import InvalidFileError
-from codl.frontend.models.reading import read_yaml
+from codl.ir import yaml_file
 from codl_published.mapped_tables import load_mapping
 
 LAUGHS = "\n".join(
@@ -19,7 +18,7 @@ MERGES = "\n".join(
 )
 
 
-@pytest.mark.parametrize("reader", ["file", "model", "mapping"])
+@pytest.mark.parametrize("reader", ["file", "mapping"])
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -43,7 +42,6 @@ def test_what_is_no_yaml_is_one_clear_error(
     path.write_text(text)
     read = {
         "file": yaml_file.read_content,
-        "model": read_yaml,
         "mapping": lambda path: load_mapping(path, "x"),
     }[reader]
     with pytest.raises(InvalidFileError) as error:

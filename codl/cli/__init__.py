@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from codl.boundary import explained
-from codl.errors import CodlError
+from codl.errors import CodlError, explained
 
 
 def main() -> None:

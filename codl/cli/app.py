@@ -16,22 +16,12 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from codl import __version__
-from codl.boundary import boundary
 from codl.cli.commands import LazyGroup
-from codl.cli.output import fail, warn
-from codl.cli.progress import STAGE, heartbeat
-from codl.cli.progress import VARIABLE as PROGRESS
-from codl.errors import CodlError, CodlWarning, InterruptedCommandError
-from codl.plugins import load_installed, load_plugin
+from codl.cli.output import STAGE, fail, heartbeat, warn
+from codl.cli.output import VARIABLE as PROGRESS
+from codl.errors import CodlError, CodlWarning, InterruptedCommandError, boundary
+from codl.registry import load_installed, load_plugin
 from codl.runtime.guard import guarded
-
-PluginOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--plugin",
-        help="The folder of a plugin to load, beside installed ones and those of CODL_PLUGINS.",
-    ),
-]
 
 #: Options of how much is told, wherever they stand.
 HOW_MUCH = ("-q", "--quiet", "-v", "--verbose")
@@ -74,10 +64,12 @@ app = typer.Typer(
 def top(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
-    plugin: PluginOption = None,
+    plugin: Annotated[
+        list[Path] | None, typer.Option("--plugin", help="Also load the plugin in this folder.")
+    ] = None,
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Show only errors and warnings."),
     verbose: bool = typer.Option(
-        False, "-v", "--verbose", help="Show progress also where stderr is no terminal."
+        False, "-v", "--verbose", help="Show progress also without a terminal."
     ),
 ) -> None:
     if quiet or verbose:

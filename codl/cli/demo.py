@@ -6,28 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from codl import files
-from codl.cli.output import STDOUT, TERMINAL, JsonOption, document, note, warn
-from codl.cli.progress import ended
+from codl.cli.output import STDOUT, TERMINAL, JsonOutput, document, ended, note, warn
 from codl.errors import CodlError, InterruptedCommandError
-from codl.evaluation.explain import explain_predicted
 from codl.files import check_folder
 from codl.frontend.convert import load_structure
 from codl.jobs import options as opt
-from codl.jobs.collect import LAST_LOOK_S
 from codl.jobs.explain import Explain, explained_result
+from codl.jobs.explanation import explain_predicted
 from codl.jobs.options import option
 from codl.jobs.search import Search, plan_result
 from codl.measure.budget import Budget
 from codl.report.html import write_report
-from codl.report.load import load_result
-from codl.report.results import EvalResult
-from codl.report.text_table import Table
+from codl.report.results import EvalResult, load_result
+from codl.report.text_table import TextTable
 from codl.strategies.model_search import FoundPlan
 
 #: The SoC that ships with a dataset and predictors, and what is planned for it.
@@ -38,9 +35,14 @@ STRATEGIES = ("cpu", "gpu", "codl")
 MEASURED = "resnet50"
 #: The SoC's name here, and the libraries that run beside the plans.
 HERE, PEERS = "host", ("ort", "ncnn")
-#: Of a budget so many seconds are for all but measuring ops, which takes the least in any case.
-#: 11 s for ops in the place of 29 ended in 54 s, with a plan that gained nothing.
-OTHERS_S, LEAST_S, COMPARING_S = 25.0, 10.0, 5
+#: The parts of the time that is left which planning from what ships, measuring ops, the last look
+#: at them, trying plans here, and planning and comparing together may take. All that a machine
+#: takes before each part is over by then, so that a slow one has less of each.
+PREDICTING, COLLECTING, LOOKING, TRYING, COMPARING = 0.1, 0.4, 0.1, 0.25, 0.75
+#: At least so long ops are measured, and at most so long strategies are compared, in seconds.
+LEAST_S, COMPARING_S = 1.0, 5
+#: A step that is interrupted has so many seconds to keep what it has done.
+END_S = 5.0
 #: The page, and what is beside it.
 PAGE, PLANS, WATERFALL, EVALUATION = "report.html", "plans.json", "waterfall.json", "eval.json"
 FOLDER = Path("codl-demo")
@@ -52,23 +54,6 @@ PREDICTED = (
 )
 ONE_CPU = "Both sides are one CPU, divided: it says nothing about a CPU beside a GPU."
 GAIN = "Gain: over the better processor."
-
-MeasureOption = Annotated[
-    bool, option("--measure", help="Measure this machine, too: its ops, and one model.")
-]
-BudgetOption = Annotated[
-    float,
-    option("--budget", help="Time to measure for, such as 1m.", read=opt.read_budget, text="1m"),
-]
-PageOption = Annotated[
-    Path,
-    option(
-        "-o",
-        "--output",
-        help="The page. What it is made of lies beside it.",
-        read=lambda text: opt.writable(Path(text)),
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -95,71 +80,89 @@ class DemoRow:
 
 
 def run_demo(
-    measure: MeasureOption = False,
-    budget_s: BudgetOption = 60.0,
-    output: PageOption = FOLDER / PAGE,
-    json: JsonOption = False,
+    out: JsonOutput,
+    measure: Annotated[
+        bool, option("--measure", help="Measure this machine, too: its ops, and one model.")
+    ] = False,
+    budget_s: Annotated[
+        float,
+        option(
+            "--budget",
+            help="Time for the whole command, such as 1m.",
+            read=opt.read_budget,
+            text="1m",
+        ),
+    ] = 60.0,
+    output: Annotated[
+        Path, option("-o", "--output", help="The page; its files are beside it.", read=opt.writable)
+    ] = FOLDER / PAGE,
 ) -> None:
-    """First from what ships: plans of some networks for a divided AMD EPYC, which somebody else's
-    machine has measured; nothing runs, and every figure is predicted. With --measure this machine
-    is then looked at, measured for --budget, and runs a network on either processor and on both.
-    What was measured stays beside the page, and the same command goes on where it ended.
+    """Shipped plans for a divided AMD EPYC come first: nothing runs, every figure is predicted.
+
+    With --measure codl then measures this machine, and runs a network on each processor and on
+    both. The command ends within --budget. Measurements stay beside the page; a second start
+    continues.
 
     [dim]Examples:[/dim]
     codl demo
-    codl demo --measure
     codl demo --measure --budget 5m -o tried/report.html
     """
-    folder = output.parent
+    folder, limit = output.parent, Budget(budget_s)
 
     def show(content: Any) -> None:
-        if not json:
+        if not out.as_json:
             STDOUT.print(content)
 
     check_folder(folder)
-    rows = _predicted(folder)
+    rows = _predicted(folder, Budget(budget_s * (PREDICTING if measure else 1)))
     results = [folder / PLANS, folder / WATERFALL]
     title = f"Predicted for {SHIPPED}: nothing ran"
     shared = [f"{row.shared} of {row.chains}" for row in rows]
     show(_table(rows, title, "chains on both", shared, f"{PREDICTED} {ONE_CPU}"))
+    begin = limit.left_s
     note(f"Wrote {write_report(results, output, apart=True)}")
     if measure:
-        _measure(output, Budget(budget_s))
+        _measure(output, limit, keep_s=2 * (begin - limit.left_s))
         rows = (*rows, _measured(folder / EVALUATION, show))
         write_report([folder / EVALUATION, *results], output, apart=True)
     else:
         note("`codl demo --measure` measures this machine, and runs a network on it.")
     show(f"The page: {output}")
-    if json:
+    if out.as_json:
         content = [asdict(row) | {"speedup": row.speedup} for row in rows]
         print(document("demo", {"soc": SHIPPED, "rows": content, "page": str(output)}))
 
 
 def _table(
     rows: Sequence[DemoRow], title: str, last: str, cells: Sequence[str], caption: str
-) -> Table:
-    columns = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", last)
-    table = Table(*columns, title=title, title_justify="left", caption=f"{caption} {GAIN}")
-    for row, cell in zip(rows, cells, strict=True):
-        times = [f"{ms:.1f}" for ms in (row.cpu_ms, row.gpu_ms, row.codl_ms)]
-        table.add_row(row.model, *times, f"{row.speedup:.2f}", cell)
-    return table
+) -> TextTable:
+    heads = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", last)
+    shown = [
+        (row.model, row.cpu_ms, row.gpu_ms, row.codl_ms, row.speedup, cell)
+        for row, cell in zip(rows, cells, strict=True)
+    ]
+    return TextTable.plain(title, heads, shown, [f"{caption} {GAIN}"])
 
 
-def _predicted(folder: Path) -> tuple[DemoRow, ...]:
-    """Plan the models for the SoC that ships, and write the results beside the page."""
+def _predicted(folder: Path, budget: Budget) -> tuple[DemoRow, ...]:
+    """Plan models for the SoC that ships, one at least, and write the results beside the page."""
     rows, best, plans = [], [], []
-    for model in MODELS:
-        found = {}
-        for strategy in STRATEGIES:
-            found[strategy] = Search(
-                model, soc=SHIPPED, strategy=strategy, profile=False, reporter=TERMINAL
-            ).run()
-        plan = found["codl"]
-        assert isinstance(plan, FoundPlan)
-        best.append(plan_result(plan))
-        plans.append(plan.plan)
-        rows.append(_row(model, found))
+    for model in budget.steps(MODELS):
+        every = [
+            Search(model, soc=SHIPPED, strategy=strategy, profile=False, reporter=TERMINAL).run()
+            for strategy in STRATEGIES
+        ]
+        cpu_ms, gpu_ms, codl_ms = (
+            found.plan.predicted_ms or 0.0 for found in every if isinstance(found, FoundPlan)
+        )
+        found = every[-1]
+        assert isinstance(found, FoundPlan)
+        best.append(plan_result(found))
+        plans.append(found.plan)
+        chains = found.plan.chains
+        shared = sum(0 < chain.gpu_ratio < 1 for chain in chains)
+        row = DemoRow(model, cpu_ms, gpu_ms, codl_ms, "computed", len(chains), shared)
+        rows.append(row)
     searched = {"soc": SHIPPED, "plans": best, "failed": []}
     files.write(folder / PLANS, document("search", searched) + "\n")
     job = Explain(MODELS[0], soc=SHIPPED, predicted=True, reporter=TERMINAL)
@@ -171,32 +174,35 @@ def _predicted(folder: Path) -> tuple[DemoRow, ...]:
     return tuple(rows)
 
 
-def _row(model: str, found: Mapping[str, object]) -> DemoRow:
-    plans = [outcome.plan for outcome in found.values() if isinstance(outcome, FoundPlan)]
-    cpu_ms, gpu_ms, codl_ms = (plan.predicted_ms or 0.0 for plan in plans)
-    chains = plans[-1].chains
-    shared = sum(0 < chain.gpu_ratio < 1 for chain in chains)
-    return DemoRow(model, cpu_ms, gpu_ms, codl_ms, "computed", len(chains), shared)
-
-
-def _measure(output: Path, limit: Budget) -> None:
-    """Every step is a command of its own, as one would give it."""
+def _measure(output: Path, limit: Budget, *, keep_s: float) -> None:
+    """Every step is a command of its own, as one would give it; `keep_s` are left for the page."""
     folder = output.parent
+
+    def left_s() -> float:
+        return max(0.0, limit.left_s - keep_s - END_S)
+
     if not (folder / "socs" / f"{HERE}.yaml").is_file():
-        _step(output, f"soc detect --name {HERE}")
-    measuring_s = max(LEAST_S, limit.left_s - OTHERS_S)
-    # Behind it a collection keeps as long again, or this long, for a look that takes seconds here.
-    collecting_s = measuring_s + min(LAST_LOOK_S, measuring_s)
-    of = f"--soc {HERE} --models {MEASURED}"
-    _step(output, f"collect {of} --resume --no-tune --budget {collecting_s:.0f}s")
-    if not (folder / "lat_datasets" / HERE).is_dir():
+        _step(output, left_s(), f"soc detect --name {HERE} --no-measure")
+    of, dataset = f"--soc {HERE} --models {MEASURED}", folder / "lat_datasets"
+    # A run that goes on measures less, and has more time to compare.
+    all_s = left_s() / (2 if (dataset / HERE).is_dir() else 1)
+    # A collection keeps as long for its last look, which takes seconds.
+    command = f"collect {of} --resume --budget {max(LEAST_S, 2 * COLLECTING * all_s):.1f}s"
+    _step(output, (COLLECTING + LOOKING) * all_s, command, kept=dataset / HERE)
+    if not (dataset / HERE).is_dir():
         raise CodlError(
-            f"Nothing was measured in {collecting_s:.0f} s: something else seems to keep the "
+            f"Nothing was measured in {COLLECTING * all_s:.0f} s: something else seems to keep the "
             "processors busy. The same command tries again, and --budget gives it more time."
         )
-    _step(output, f"train --soc {HERE} --predictor codl --no-evaluate")
-    how = f"--strategies {','.join(STRATEGIES)} --peers {','.join(PEERS)} --time {COMPARING_S}s"
-    _step(output, f"eval {of} {how} -o", str(folder / EVALUATION))
+    _step(output, left_s(), f"train --soc {HERE} --predictor codl --no-evaluate")
+    (folder / EVALUATION).unlink(missing_ok=True)
+    trying_s, comparing_s = (max(LEAST_S, part * left_s()) for part in (TRYING, COMPARING))
+    how = (
+        f"--strategies {','.join(STRATEGIES)} --peers {','.join(PEERS)} --time {COMPARING_S}s "
+        f"--plan-time {trying_s:.1f}s --budget {comparing_s:.1f}s"
+    )
+    result = folder / EVALUATION
+    _step(output, left_s(), f"eval {of} {how} -o", str(result), kept=result)
 
 
 def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
@@ -206,7 +212,10 @@ def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
     levels = {row.strategy: row.latency_ms.level for row in result.rows if row.latency_ms}
     failed = [row for row in result.rows if row.strategy in STRATEGIES and not row.latency_ms]
     if failed:
-        raise CodlError(f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason}")
+        raise CodlError(
+            f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason} The same command "
+            "measures more, and --budget gives it more time."
+        )
     library = min((name for name in PEERS if name in levels), key=levels.__getitem__, default="")
     cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
     row = DemoRow(
@@ -228,16 +237,17 @@ def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
     return row
 
 
-def _step(output: Path, command: str, *paths: str) -> None:
+def _step(output: Path, left_s: float, command: str, *paths: str, kept: Path | None = None) -> None:
     """Run a command of these words and paths; all else that it writes lies beside the page.
 
-    Its progress is seen, and its table is not. Raises `CodlError` where it fails, and
-    `InterruptedCommandError` where it is interrupted.
+    Its progress is seen, and its table is not. After `left_s` seconds it is interrupted. Raises
+    `CodlError` where it fails, or has not `kept` anything by then, and `InterruptedCommandError`
+    where this command is interrupted.
     """
     folder, words = output.parent, [*command.split(), *paths]
     text = f"CODL_HOME={folder} codl {' '.join(words)}"
     page = "" if output == FOLDER / PAGE else f" -o {output}"
-    kept = f"What was done lies in {folder}, and `codl demo --measure{page}` goes on from there."
+    goes_on = f"What was done lies in {folder}, and `codl demo --measure{page}` goes on from there."
     ended()  # it tells by itself how far it is
     note(f"$ {text}")
     # A terminal's Ctrl-C reaches this process alone, which hands it on, once.
@@ -249,10 +259,25 @@ def _step(output: Path, command: str, *paths: str) -> None:
         start_new_session=True,
     ) as child:
         try:
-            code = child.wait()
+            code = child.wait(left_s)
+        except subprocess.TimeoutExpired as error:
+            _interrupt(child)
+            if kept is None or not kept.exists():
+                over = f"The time is over, and `{text}` is not done."
+                raise CodlError(f"{over} {goes_on} --budget gives it more time.") from error
+            return
         except KeyboardInterrupt as error:
             child.send_signal(signal.SIGINT)
             child.wait()
-            raise InterruptedCommandError(kept) from error
+            raise InterruptedCommandError(goes_on) from error
     if code:
-        raise CodlError(f"`{text}` ended with code {code}. {kept}")
+        raise CodlError(f"`{text}` ended with code {code}. {goes_on}")
+
+
+def _interrupt(child: subprocess.Popen[bytes]) -> None:
+    """End a command as Ctrl-C does; what does not end in time is killed with all that it began."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)

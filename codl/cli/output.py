@@ -4,34 +4,173 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter
 from typing import Annotated, Any
 
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from codl import files
-from codl.cli.progress import ended, is_quiet, say
-from codl.cli.progress import note as note
-from codl.cli.progress import progress as progress
-from codl.cli.progress import stage as stage
-from codl.files import printable
-from codl.jobs.job import Reporter
-from codl.jobs.options import option, result_file
-from codl.provenance import provenance
+from codl.files import printable, provenance
+from codl.jobs.options import Reporter, option, result_file
+from codl.measure.budget import Progress
 
-JsonOption = Annotated[bool, option("--json", help="Print the result as JSON.")]
-OutputOption = Annotated[
-    Path | None,
-    option(
-        "-o",
-        "--output",
-        help="Write the result to this file as JSON, for `codl report`.",
-        read=lambda text: result_file(Path(text)),
-    ),
-]
+STDERR = Console(stderr=True, markup=False, emoji=False)
+#: Seconds until a stage is told, and until one that was told before is told again.
+SILENT_S, REPEAT_S = 3.0, 30.0
+#: How much is told: `always`, `never`, or by default what fits where stderr goes.
+VARIABLE = "CODL_PROGRESS"
+
+
+def is_told() -> bool:
+    """Whether lines about what is being done are shown at once."""
+    asked = os.environ.get(VARIABLE, "")
+    return asked == "always" or (asked != "never" and STDERR.is_terminal)
+
+
+def is_quiet() -> bool:
+    return os.environ.get(VARIABLE) == "never"
+
+
+class CurrentStage:
+    """The stage of a command, and when something was last said. A thread reads it.
+
+    Where steps are counted, `count` says how far they are.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._told: set[str] = set()
+        self._heard = clock()
+        self.begin("")
+
+    def begin(self, text: str, expected_s: float | None = None) -> bool:
+        """Another stage, the empty text for none; whether it was not told before."""
+        self.text, self._steps, self._since = text, "", self._clock()
+        self._end = None if expected_s is None else self._since + expected_s
+        return text not in self._told
+
+    def forget(self) -> None:
+        """Another command: no stage was told yet."""
+        self._told.clear()
+
+    def count(self, done: int, total: int, seconds_left: float) -> None:
+        self._steps = f": {done}/{total}"
+        self._end = self._clock() + seconds_left
+
+    def hear(self, text: str = "") -> None:
+        """Something was said, such as the stage of this text."""
+        self._heard = self._clock()
+        self._told.add(text)
+
+    def time(self) -> str:
+        """How long it has taken, and what is left as far as that is known."""
+        now = self._clock()
+        left = "" if self._end is None else f", about {span_text(max(0.0, self._end - now))} left"
+        return f"{span_text(now - self._since)} so far{left}"
+
+    def overdue(self) -> str:
+        """A line about the stage where one is due; else empty."""
+        now = self._clock()
+        since, silent_s = max(self._heard, self._since), SILENT_S
+        if self.text in self._told:
+            since, silent_s = self._heard, REPEAT_S
+        if not self.text or now - since < silent_s:
+            return ""
+        self.hear(self.text)
+        return f"{self.text}{self._steps}: {self.time()}"
+
+
+def span_text(seconds: float) -> str:
+    """A time as 12 s or 3:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
+
+
+STAGE = CurrentStage()
+
+
+def ended() -> None:
+    """No stage goes on any more."""
+    STAGE.begin("")
+
+
+@contextmanager
+def heartbeat() -> Iterator[None]:
+    """Tells long stages on stderr meanwhile."""
+    over = Event()
+
+    def beat() -> None:
+        while not over.wait(SILENT_S / 6):
+            if not is_quiet() and (text := STAGE.overdue()):
+                say(Text(printable(text), style="dim"))
+
+    thread = Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def say(text: Text) -> None:
+    STAGE.hear()
+    with suppress(OSError):  # a full disk behind stderr is no reason to lose a result
+        STDERR.print(text, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """A line about what was done, where such lines are told."""
+    if is_told():
+        say(Text(printable(text), style="dim"))
+
+
+def stage(text: str, expected_s: float | None = None) -> None:
+    """A line about what is done from now on, and for how long as far as that is known."""
+    if STAGE.begin(text, expected_s) and is_told():
+        note(text)
+        STAGE.hear(text)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Progress]:
+    """A progress bar on stderr; yields a function of done, total and seconds left.
+
+    Where no terminal is, `heartbeat` tells how far it is.
+    """
+    if not STDERR.is_terminal or not is_told():
+        stage(label)
+        try:
+            yield STAGE.count
+        finally:
+            ended()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    ended()  # the bar says it all
+    with RichProgress(*columns, console=STDERR) as bar:
+        task = bar.add_task(label, total=None, left="")
+
+        def update(done: int, total: int, seconds_left: float) -> None:
+            bar.update(task, completed=done, total=total, left=f"{span_text(seconds_left)} left")
+
+        yield update
+
+
 PlacementOption = Annotated[
     bool, option("--placement", help="Show where every op runs, not only a summary.")
 ]
@@ -43,37 +182,59 @@ _width = None if Console().is_terminal or "COLUMNS" in os.environ else WIDTH
 STDOUT = Console(width=_width, markup=False, emoji=False)
 
 
-def emit(
-    command: str,
-    result: dict[str, Any],
-    render: Callable[[], RenderableType],
-    *,
-    as_json: bool,
-    output: Path | None = None,
-) -> None:
-    """Print a result, as a table or as JSON, and write it to a file where one is given."""
-    ended()
-    text = document(command, result)
-    if output is not None:
-        files.write(output, text + "\n")
-    if as_json:
-        print(text)
-    else:
-        STDOUT.print(render())
+@dataclass(frozen=True, kw_only=True)
+class JsonOutput:
+    """How a command prints its result."""
+
+    as_json: Annotated[bool, option("--json", help="Print the result as JSON.")] = False
+
+    def emit(
+        self, command: str, result: dict[str, Any], render: Callable[[], RenderableType]
+    ) -> None:
+        """Print a result, as a table or as JSON, and keep it."""
+        ended()
+        text = document(command, result)
+        self.keep(text)
+        if self.as_json:
+            print(text)
+        else:
+            STDOUT.print(render())
+
+    def keep(self, text: str) -> None:
+        """Nothing is kept without a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(JsonOutput):
+    """How a command prints its result, and the file that it is written to."""
+
+    to_file: Annotated[
+        Path | None,
+        option(
+            "-o",
+            "--output",
+            help="Write the result to this file as JSON, for `codl report`.",
+            read=result_file,
+        ),
+    ] = None
+
+    def keep(self, text: str) -> None:
+        if self.to_file is not None:
+            files.write(self.to_file, text + "\n")
 
 
 def document(command: str, result: dict[str, Any]) -> str:
     """A result of a command as JSON, with where it comes from."""
     content = {"command": command, "version": 1, **provenance(), **result}
-    return json.dumps(_finite(content), indent=1)
+    return json.dumps(finite(content), indent=1)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with None for numbers that JSON has not, such as the error of a NaN."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -89,14 +250,12 @@ def warn(text: str) -> None:
 
 
 def fail(text: str) -> None:
-    """Why a command ends."""
     say(Text.assemble(("Error:", "bold red"), " ", printable(text)))
 
 
 class Terminal(Reporter):
-    """Shows the progress of jobs on stderr."""
-
     note = staticmethod(note)
+    tell = staticmethod(tell)
     stage = staticmethod(stage)
     warn = staticmethod(warn)
     progress = staticmethod(progress)

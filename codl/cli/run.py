@@ -2,68 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from rich.console import Group
 
-from codl.cli.output import JsonOption, OutputOption, PlacementOption, emit, warn
-from codl.cli.plan_tables import op_placement_table
+from codl.cli.output import JsonOutput, Output, PlacementOption, warn
 from codl.jobs.run import Package, Run
-from codl.report.text_table import Table
+from codl.report.results import PackageResult, RunResult, parse_as
+from codl.report.tables import bundles_content, placement_content, run_content
 
 #: A run that takes twice its prediction is worth a warning.
 FAR_OFF = 2.0
 
 
-def run_model(
-    job: Run,
-    every: PlacementOption = False,
-    json: JsonOption = False,
-    output: OutputOption = None,
-) -> None:
-    """Latency is over back-to-back runs after two warm-ups.
+def run_model(job: Run, out: Output, every: PlacementOption = False) -> None:
+    """The latency is of consecutive runs after two untimed ones. --plan and --strategy override a
+    deployment file. --threads, --gpu-performance and --gpu-priority apply to this run alone; the
+    SoC file makes them permanent.
 
-    --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
-    --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
-    measure and plan with them too. --max-kernel-ms and --gpu-duty leave the GPU to the interface in
-    between, and hold for the plan that is made here too.
+    Outputs are first compared with ONNX Runtime, once for each model, plan and driver. A wrong op
+    gets another kernel; without a remedy it is an error (`codl validate` shows details).
 
-    First, its outputs are compared with ONNX Runtime's, once for each model, plan and driver. Where
-    they are wrong, the op at fault runs in another kernel; where nothing helps, it is an error.
-    `codl validate` tells more; --no-check leaves it out.
-
-    Where a kernel does not build or run, another one stands in. Where the GPU fails later, the CPU
-    does the inference again, and the rest. Both are told; --strict makes them errors. With --serial
-    process that holds of drivers that crash or hang, too.
+    A kernel that does not build or run is replaced. After a GPU failure the CPU repeats the
+    inference and runs all later ones. Both are warnings, and errors with --strict. --serial process
+    survives drivers that crash or hang.
 
     [dim]Examples:[/dim]
     codl run yolov2 --soc host --inputs in.npz --outputs out.npz
-    codl run yolov2.codl --inputs in.npz --outputs out.npz
     codl run yolov2 --soc host --adapt --rounds 500 --json
     codl run yolov2 --soc host --serial process --strict
-    codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
-    codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
+    codl run deploy.yaml#detector --soc host --threads 2 --gpu-priority low
     codl run yolov2 --soc host --trace yolov2.pftrace
     """
     result, done = job.run()
 
     def render() -> Group:
-        return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
+        where = placement_content(done.placed, "measured", every=every)
+        return Group(where, run_content(parse_as(RunResult, result)), *_kept(result))
 
-    emit("run", result, render, as_json=json, output=output)
+    out.emit("run", result, render)
     _warn_of_doubts(result)
     _warn_of_prediction(result)
     _warn_of_no_numbers(done.outputs)
 
 
-def package_model(job: Package, json: JsonOption = False) -> None:
-    """The file holds the plan, the executable, its weights as each processor takes them, and the
-    compiled kernels, with checksums. It is for one SoC; with another driver its kernels are
-    compiled from source. The file is only kept after another process has loaded it and computed
-    the same outputs. Those are compared with ONNX Runtime's before, as `codl run` does, and lie in
-    the file: where it runs on another device or driver, it is compared with them.
+def package_model(job: Package, out: JsonOutput) -> None:
+    """The file has the plan, the executable, the weights as each processor uses them, the compiled
+    kernels, and reference outputs, with checksums. It is for one SoC; another driver compiles its
+    kernels from source. The file is kept only if another process loads it and computes the same
+    outputs.
 
     [dim]Examples:[/dim]
     codl package yolov2 --soc host -o yolov2.codl
@@ -71,19 +60,7 @@ def package_model(job: Package, json: JsonOption = False) -> None:
     codl run yolov2.codl
     """
     result = job.run()
-    emit("package", result, lambda: _package_table(result), as_json=json)
-
-
-def _summary(result: Mapping[str, Any]) -> str:
-    latency_ms = "{p20:.2f} ms (20th percentile; median {median:.2f}, p80 {p80:.2f}, {runs} runs)"
-    predicted_ms = result["predicted_ms"]
-    predicted = "nothing" if predicted_ms is None else f"{predicted_ms:.2f} ms"
-    return (
-        f"{result['model']} by {result['strategy']} on {result['soc']}: "
-        f"{latency_ms.format(**result['latency_ms'])}, {predicted} predicted, "
-        f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_changed(result['adaptation'])}"
-        f"{_limited(result['limited'])}"
-    )
+    out.emit("package", result, lambda: bundles_content([parse_as(PackageResult, result)]))
 
 
 def _warn_of_doubts(result: Mapping[str, Any]) -> None:
@@ -115,40 +92,17 @@ def _warn_of_no_numbers(outputs: Mapping[str, Any]) -> None:
             )
 
 
-def _limited(limited: Mapping[str, Any] | None) -> str:
-    """How the GPU's limits were kept, for people."""
-    if limited is None:
-        return ""
-    text = (
-        f"; {limited['launches']} kernels in {limited['enqueued']} launches, the longest "
-        f"{limited['longest_ms']:.2f} ms ({limited['longest_kernel']})"
-    )
-    if too_long := limited["too_long"]:
-        text += f", {len(too_long)} above the limit: {too_long[0]['reason']}"
-    return text
-
-
-def _changed(adaptation: Mapping[str, Any] | None) -> str:
-    """How the plan changed, for people."""
-    if adaptation is None:
-        return ""
-    if not (changes := adaptation["changes"]):
-        return f"; the plan did not change in {adaptation['runs']} runs"
-    last = changes[-1]
-    return (
-        f"; the plan changed {len(changes)} times in {adaptation['runs']} runs, the last time from "
-        f"{last['before_ms']:.2f} to {last['after_ms']:.2f} ms"
-    )
-
-
-def _package_table(result: Mapping[str, Any]) -> Table:
-    table = Table("", "ms", title=f"{result['file']}, {result['bytes'] / 1e6:.1f} MB")
-    table.add_row("a new process to its first output", f"{result['cold_start_ms']:.0f}")
-    table.add_row("  Python's modules", f"{result['import_ms']:.0f}")
-    table.add_row("  the bundle", f"{result['load_ms']:.0f}")
-    table.add_row("  the first inference", f"{result['first_run_ms']:.0f}")
-    table.caption = (
-        f"{result['model']} by {result['strategy']} on {result['soc']}, measured; outputs are "
-        f"those of the engine that made it (max_rel_err {result['max_rel_err']:.1g})"
-    )
-    return table
+def _kept(result: Mapping[str, Any]) -> Iterator[str]:
+    """How the GPU's limits were kept, and how the plan changed."""
+    if limited := result["limited"]:
+        yield (
+            f"{limited['launches']} kernels in {limited['enqueued']} launches, the longest "
+            f"{limited['longest_ms']:.2f} ms ({limited['longest_kernel']})."
+        )
+        if too_long := limited["too_long"]:
+            yield f"{len(too_long)} launches are above the limit: {too_long[0]['reason']}."
+    if adaptation := result["adaptation"]:
+        changes = adaptation["changes"]
+        yield f"The plan changed {len(changes)} times in {adaptation['runs']} runs." + "".join(
+            f" From {change['before_ms']:.2f} to {change['after_ms']:.2f} ms." for change in changes
+        )

@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from rich.console import Group, RenderableType
 
-from codl.cli.output import JsonOption, PlacementOption, emit, note, warn
-from codl.cli.plan_tables import op_placement_table, plan_table
+from codl.cli.output import JsonOutput, PlacementOption, note, tell, warn
 from codl.errors import CodlError
 from codl.files import check_folder, inside
 from codl.jobs.options import option, result_file
 from codl.jobs.search import SearchModels, SearchRun, plan_result
-from codl.report.text_table import Table
+from codl.report.results import SearchesResult, SearchResult, parse_as
+from codl.report.tables import placement_content, plan_content, plans_content
+from codl.report.text_table import TextTable
 from codl.strategies import ideal
 from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
-
-PlanFileOption = Annotated[
-    Path | None,
-    option(
-        "-o",
-        "--output",
-        help="Write the plan to this file; the plans of several models to this folder.",
-    ),
-]
 
 
 def search_plan(
     job: SearchModels,
-    output: PlanFileOption = None,
+    out: JsonOutput,
+    output: Annotated[
+        Path | None,
+        option(
+            "-o",
+            "--output",
+            help="Write the plan to this file; the plans of several models to this folder.",
+        ),
+    ] = None,
     every: PlacementOption = False,
-    json: JsonOption = False,
 ) -> None:
-    """With --serial or --plan-time plans run on the device, each is improved by what it took, and
-    the fastest is taken. That goes on for --plan-time, or as long as plans gain. The strategy
-    `ideal` prints the paper's bound, computed from measured ops; it gives no plan.
+    """With --serial or --plan-time plans run on the device, measurements improve them, and the
+    fastest plan is chosen. The strategy `ideal` prints the paper's bound, computed from measured
+    ops; it gives no plan.
 
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
-    (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
-    for each, and `failed`, and -o is a folder with a file MODEL.json for each. Where a model has no
-    plan, the others are searched all the same, and the exit code is 1; so it is where --budget or
-    Ctrl-C leave models without one.
-
-    With --max-kernel-ms and --gpu-duty plans are for a GPU that is limited so, as by `codl run`.
+    (the extra `dask`). --json then has `plans` and `failed`, and -o is a folder of MODEL.json
+    files. A model without a plan stops no other; the exit code is then 1.
 
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
-    codl search model.onnx --soc host --serial local -o plan.json
     codl search yolov2 --soc host --serial local --plan-time 2m
     codl search yolov2,vgg16,bert --soc host --jobs 3 --budget 2m -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
@@ -60,9 +54,10 @@ def search_plan(
         if file is not None and isinstance(outcome, FoundPlan):
             note(f"Wrote {outcome.plan.save(file)}")
     if len(run.outcomes) == 1:
-        _show(*run.outcomes.values(), every=every, as_json=json)
+        [outcome] = run.outcomes.values()
+        _show(outcome, out, every=every)
     else:
-        _show_all(run, as_json=json)
+        _show_all(run, out)
 
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
@@ -87,54 +82,36 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     return [result_file(inside(output, f"{stem}.json")) for stem in stems]
 
 
-def _show(outcome: SearchOutcome, *, every: bool, as_json: bool) -> None:
+def _show(outcome: SearchOutcome, out: JsonOutput, *, every: bool) -> None:
     """What the search of one model found; raises the `CodlError` that it ended with."""
     if isinstance(outcome, CodlError):
         raise outcome
+    result = plan_result(outcome)
 
     def render() -> RenderableType:
         if isinstance(outcome, FoundBound):
-            return _bound_table(outcome)
-        where = op_placement_table(outcome.placed, "predicted", every=every)
-        return Group(plan_table(outcome.plan, outcome.search_ms), where)
+            limit = outcome.limit
+            caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared."
+            heads = ("op", "dimension", "GPU ratio", "latency (ms)")
+            return TextTable.plain(f"Ideal {outcome.model}", heads, limit.layers, [caption])
+        plan = plan_content(parse_as(SearchResult, result))
+        return Group(plan, placement_content(outcome.placed, "predicted", every=every))
 
-    emit("search", plan_result(outcome), render, as_json=as_json)
+    out.emit("search", result, render)
 
 
-def _show_all(run: SearchRun, *, as_json: bool) -> None:
+def _show_all(run: SearchRun, out: JsonOutput) -> None:
     """What the searches of several models found; raises `CodlError` where one found nothing."""
-    table = _models_table(run.soc, run.outcomes)
-    emit("search", run.to_json(), lambda: table, as_json=as_json)
+    result = run.to_json()
+    plans = [plan for plan in result["plans"] if plan["strategy"] != ideal.NAME]
+    table = plans_content(parse_as(SearchesResult, {**result, "plans": plans}))
+    out.emit("search", result, lambda: table)
+    for plan in result["plans"]:
+        if plan["strategy"] == ideal.NAME:
+            tell(f"{plan['model']}: the ideal is {plan['latency_ms']:.1f} ms.")
     for model, reason in run.failed.items():
         warn(f"{model}: {reason}")
     run.budget.check("The plans before are kept.")
     if run.failed:
         names = ", ".join(run.failed)
         raise CodlError(f"{len(run.failed)} of {len(run.outcomes)} models have no plan: {names}.")
-
-
-def _bound_table(found_bound: FoundBound) -> Table:
-    limit = found_bound.limit
-    table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {found_bound.model}")
-    for name, dim, ratio, ms in limit.layers:
-        table.add_row(name, dim, f"{ratio:.1f}", f"{ms:.3g}")
-    table.caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared"
-    return table
-
-
-def _models_table(soc: str, outcomes: Mapping[str, SearchOutcome]) -> Table:
-    """A line for every model: its plan in short."""
-    columns = ("model", "strategy", "chains", "on both", "predicted ms", "search ms")
-    table = Table(*columns, title=f"Plans on {soc}", title_justify="left")
-    for name, outcome in outcomes.items():
-        if isinstance(outcome, FoundBound):
-            table.add_row(name, ideal.NAME, "-", "-", f"{outcome.limit.latency_ms:.1f}", "-")
-        elif isinstance(outcome, FoundPlan):
-            plan = outcome.plan
-            both = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
-            predicted = "-" if plan.predicted_ms is None else f"{plan.predicted_ms:.1f}"
-            counts = (str(len(plan.chains)), str(both))
-            table.add_row(name, plan.strategy, *counts, predicted, f"{outcome.search_ms:.0f}")
-        else:
-            table.add_row(name, "no plan", *(["-"] * 4))
-    return table

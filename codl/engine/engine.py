@@ -1,39 +1,42 @@
-"""The co-executor: a network and a plan in, a running engine out."""
+"""The co-executor: an engine that runs a network on CPU and GPU by a plan."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.engine.cpu_fallback import CpuFallback
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
-from codl.ir import Array, Layer, Network
+from codl.ir import Array, Layer, Network, parse
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.network import input_as_float32, output_as
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.reductions import Reduce
-from codl.ir.plan import Plan
+from codl.ir.plan import Chain, Plan
+from codl.ir.records.gpu_limits import LimitedGpu
+from codl.ir.records.results import Adaptation, Checked, Fallback, TimeSpan
+from codl.ir.records.soc import Soc
 from codl.ir.region import as_nchw
 from codl.ir.types import Element, Storage, arithmetic_of, narrowest
-from codl.kernels.kernel import CHANGE_NONFINITE
+from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
-from codl.lower.nets import library_of
-from codl.records.gpu_limits import LimitedGpu
-from codl.records.results import Adaptation, Checked, Fallback, TimeSpan
+from codl.lower.lowering import lower
+from codl.machine.placement import LocalSoc, require_local, splittable
 from codl.runtime.loaded import Footprint, Loaded, RefusedError
-from codl.runtime.placement import LocalSoc, require_local, splittable
 
-if TYPE_CHECKING:  # what a target measures is not loaded to run
+if TYPE_CHECKING:  # running loads no measuring code and no streams
+    from codl.engine.stream import Frame, Lanes, Stream
     from codl.targets.base import Target
 
-#: Ops that masks of infinities may pass on their way to attention.
+
+#: Ops between a mask of infinities and the attention that reads it.
 PASSING = ("eltwise", "reshape", "transpose", "slice", "tile", "concat", "concat_nd")
 
 
@@ -51,20 +54,15 @@ class Engine:
     The constructor compiles, allocates and runs every kernel once; a run only copies, enqueues and
     waits. The calling thread runs on the SoC's CPU cores during an inference.
 
-    Any thread may call any engine of a target; they run one at a time. Engines of two targets, as
-    of two calls of `codl.compile`, run at once and share the cores. In a forked process an engine
-    raises `DeviceError`.
+    Any thread may call an engine. Inferences on one target run one at a time; inferences on two
+    targets, as of two calls of `codl.compile`, run at once. A forked process raises `DeviceError`.
 
     `tuning` has the tuned choices of kernels. With `fuse` off every layer has its own kernels.
-    Kernels that the device refuses are replaced: `fallbacks` lists them, each with a `CodlWarning`.
+    `fallbacks` lists the kernels that the device refused. `plan` is the current plan of an engine
+    that adapts (`adapt`).
 
-    An engine that adapts (`adapt`) changes to a balanced plan where a processor became slower or
-    faster: `plan` is the current one, `adaptation` has the changes. It holds two plans while it
-    compares them.
-
-    After a GPU failure an engine that `recovers` repeats the inference on the CPU, and runs all
-    later ones there, with a `CodlWarning`; `gpu_failure` is the reason. Others raise `DeviceError`,
-    so that a measurement of a GPU never contains the CPU's times.
+    After a GPU failure an engine that `recovers` runs this and all later inferences on the CPU,
+    with a `CodlWarning`; `gpu_failure` is the reason. Other engines raise `DeviceError`.
 
     >>> engine = Engine(network, plan, connect("local", soc))
     >>> y = engine(x)
@@ -90,19 +88,27 @@ class Engine:
                 break
             except RefusedError as error:
                 refusals += error.refusals
-        fallbacks = fallbacks_of(executable, refusals)
-        lowering = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
-        self._begin(loaded, network, plan, soc, fallbacks)
-        self._cpu_fallback, self._recovers = CpuFallback(network, soc, target, lowering), recovers
+
+        def load_on_cpu(plan: Plan, nonfinite: bool) -> tuple[Plan, Loaded]:
+            alone = on_cpu(network, plan, soc, nonfinite=nonfinite)
+            lowered = lower(network, alone, finer, tuning, without=refusals, fuse=fuse)
+            return alone, target.load_on_cpu(lowered)
+
+        self._begin(loaded, network, plan, soc, fallbacks_of(executable, refusals))
+        self._load_on_cpu, self._recovers = load_on_cpu, recovers
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
-    #: What runs where the GPU fails, or other libraries may not; None of what was loaded by others.
-    _cpu_fallback: CpuFallback | None = None
-    #: Whether the CPU goes on where the GPU fails.
+    #: The plan on the CPU alone, loaded; with True, in variants that keep NaN and infinities. None
+    #: in an engine of a given executable (`of`).
+    _load_on_cpu: Callable[[Plan, bool], tuple[Plan, Loaded]] | None = None
+    #: True if the engine continues on the CPU after a GPU failure.
     _recovers = False
-    #: What is closed with the engine, such as its target.
+    #: Resources that are closed with the engine, such as its target.
     _owned: ExitStack | None = None
+    #: Makes the engines of streams; with None, this engine alone runs their frames.
+    _make_lanes: Callable[[Engine], Lanes] | None = None
+    _lanes: Lanes | None = None
 
     @classmethod
     def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
@@ -128,14 +134,14 @@ class Engine:
         self.plan = plan
         self.fallbacks, self._loaded = fallbacks, loaded
         self._adapter: Adapter | None = None
-        #: Arrays that stay where they are when the plan changes; None where it does not.
+        #: Output arrays that stay valid when the plan changes; None if the engine does not adapt.
         self._outputs: Mapping[str, Array] | None = None
-        #: What has values that are no numbers, and what runs that in ONNX Runtime.
+        #: Names of tensors with NaN or infinities, and the executable that keeps them.
         self._nonfinite: Sequence[str] = ()
         self._in_onnxruntime: Loaded | None = None
-        #: Why the GPU has no part any more; "" as long as it has.
+        #: The reason of the GPU's failure; "" while the GPU works.
         self.gpu_failure = ""
-        #: What came of comparing it with its model's reference; None where nobody did.
+        #: The verdict of the comparison with the model's reference; None without one.
         self.checked: Checked | None = None
 
     def adapt(self, adapter: Adapter) -> None:
@@ -168,11 +174,11 @@ class Engine:
     def __call__(
         self, inputs: NDArray[Any] | Mapping[str, NDArray[Any]]
     ) -> NDArray[Any] | dict[str, NDArray[Any]]:
-        """Run one inference and copy its outputs out.
+        """Run one inference, and copy its outputs.
 
-        The arrays of all inputs by name give all outputs by name; the one array of a model with one
-        input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
-        one of another shape, and for numbers that float32 does not hold, in or out.
+        A mapping of all inputs by name gives a mapping of all outputs. One array, for a model with
+        one input and one output, gives one array. Raises `CodlError` for a missing or unknown
+        input, a wrong shape, and numbers that float32 cannot hold, in or out.
         """
         ports = self.executable.outputs
         if isinstance(inputs, Mapping):
@@ -187,6 +193,39 @@ class Engine:
             )
         return self(dict.fromkeys(self._loaded.inputs, inputs))[next(iter(ports))]
 
+    def stream(self, frames: Iterable[Frame], *, in_flight: int | None = None) -> Stream:
+        """Run frames on the processors that are free; iterate over the results in order.
+
+        A frame is what a call of the engine takes, and is copied when it is read. At most
+        `in_flight` frames are read ahead of the results; by default enough to keep the processors
+        busy. The first call makes the engines of the processors, which later calls share. Raises
+        `CodlError` for an `in_flight` below 1 or beyond the free memory.
+        """
+        from codl.engine.stream import Stream
+
+        return Stream(self.lanes, frames, in_flight)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The engines of streams: those of a stream's plan, or this engine alone."""
+        with self._loaded.lock:
+            if self._lanes is None:
+                alone = {self.plan.strategy: self}
+                make = self._make_lanes
+                self._lanes = self.lanes_of(alone, 2) if make is None else make(self)
+            return self._lanes
+
+    def streams_by(self, make: Callable[[Engine], Lanes]) -> None:
+        """Let `make` create the engines of streams when the first stream begins."""
+        self._make_lanes = make
+
+    def lanes_of(self, engines: Mapping[str, Engine], in_flight: int) -> Lanes:
+        """Lanes of engines of this network, given by name, the fastest first."""
+        from codl.engine.stream import Lanes
+
+        ports = (*self.executable.inputs.values(), *self.executable.outputs.values())
+        return Lanes(engines, in_flight, 4 * sum(prod(port.shape) for port in ports))
+
     def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         """Copy inputs to the arrays that `run` reads."""
         arrays = self._loaded.inputs
@@ -196,7 +235,8 @@ class Engine:
             )
         for name, array in arrays.items():
             type_ = self.network.types.get(name, "float32")
-            value, shape = _as_float32(name, inputs[name], type_), self.network.inputs[name]
+            value = input_as_float32(name, np.asarray(inputs[name]), type_)
+            shape = self.network.inputs[name]
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(array, value.reshape(array.shape))
@@ -206,19 +246,19 @@ class Engine:
         return [name for name, x in tensors.items() if self._is_nonfinite(x, name in self._masks)]
 
     def _is_nonfinite(self, array: Array, is_mask: bool) -> bool:
-        """Whether a tensor has what libraries would make numbers of, or kernels spread.
+        """True where a tensor has NaN or infinities that a kernel of the executable would change.
 
-        Minus infinity is what masks of attention are made of, and harmless there.
+        Masks of attention contain minus infinity, which does not count in a mask.
         """
         with np.errstate(all="ignore"):
-            if np.isfinite(array.sum()) or not self._changes_them:
+            if np.isfinite(array.sum()) or not self._changes_nonfinite:
                 return False
         nonfinite = ~np.isfinite(array)
         return bool((nonfinite & (array != -np.inf) if is_mask else nonfinite).any())
 
     @cached_property
     def _nonfinite_constants(self) -> tuple[str, ...]:
-        """Constants with such values, and layers whose weights have some."""
+        """Names of constants with NaN or infinities, and of layers with such weights."""
         network = self.network
         layers = [
             layer.name
@@ -228,24 +268,18 @@ class Engine:
         return (*self._nonfinite_of(network.constants), *layers)
 
     @cached_property
-    def _changes_them(self) -> bool:
-        """Whether the executable would change NaN or move it to other elements.
-
-        ncnn and OpenVINO make numbers of it. On the GPU, Winograd's tiles mix pixels, and blocks of
-        channels multiply those of other groups by 0.
-        """
-        executable, ops = self.executable, {x.name: x.op for x in self.network.layers}
-        hides = any(library_of(net) in CHANGE_NONFINITE for net in executable.nets)
-        kernels = (step for step in executable.steps if isinstance(step, GpuOp))
-        spreads = any(
-            "winograd" in step.variant or getattr(ops.get(step.layers[0]), "groups", 1) > 1
-            for step in kernels
-        )
-        return hides or spreads
+    def _changes_nonfinite(self) -> bool:
+        """True where a kernel variant of the executable would change NaN or infinities."""
+        executable = self.executable
+        run = [(x.ops[0], x.variant) for x in executable.steps if isinstance(x, GpuOp)]
+        run += [(x.op, x.variant) for net in executable.nets for x in net.layers]
+        ops = [(parse(text), name) for text, name in run]
+        found = [(op, registry.VARIANTS.get(f"{op.kind} {name}")) for op, name in ops]
+        return any(variant is None or variant.changes_nonfinite(op) for op, variant in found)
 
     @cached_property
     def _masks(self) -> frozenset[str]:
-        """Tensors that nothing reads but what makes probabilities of scores, or adds to those."""
+        """Names of inputs and constants that are read only as masks of attention scores."""
         network = self.network
         masks: set[str] = set()
 
@@ -253,7 +287,7 @@ class Engine:
             op = layer.op
             if op.kind in ("attention", "softmax"):
                 return op.kind == "softmax" or tensor not in layer.inputs[:3]
-            if isinstance(op, Eltwise) and op.mode == "max":  # of a number: there is none below
+            if isinstance(op, Eltwise) and op.mode == "max":  # a finite one removes -inf
                 others = (name for name in layer.inputs if name != tensor)
                 return all(np.isfinite(network.constants.get(x, np.inf)).all() for x in others)
             is_maximum = isinstance(op, Reduce) and op.mode == "max"
@@ -269,14 +303,15 @@ class Engine:
         return frozenset(masks.intersection(given))
 
     def _run_in_onnxruntime(self) -> None:
-        """Run in ONNX Runtime, loaded once more, what others would change."""
+        """Run in variants that keep NaN and infinities, loaded on first use; warn."""
         nonfinite = ", ".join(map(repr, self._nonfinite))
         told = f"{nonfinite} of {self.network.name!r} has values that are no numbers."
         try:
-            if self._cpu_fallback is None:
+            if self._load_on_cpu is None:
                 raise CodlError("there is nothing but what is loaded.")
-            instead = self._in_onnxruntime or self._cpu_fallback.in_onnxruntime(self.plan)
-            self._in_onnxruntime = instead
+            if self._in_onnxruntime is None:
+                _, self._in_onnxruntime = self._load_on_cpu(self.plan, True)
+            instead = self._in_onnxruntime
             for name, array in self._loaded.inputs.items():
                 np.copyto(instead.inputs[name], array)
             instead.run()
@@ -309,16 +344,20 @@ class Engine:
         self._recover(self._loaded, why)
 
     def _recover(self, failed: Loaded, why: DeviceError) -> None:
-        """Leave inferences to the CPU; raises `why` if the engine cannot recover.
-
-        Another thread may have done so already.
-        """
+        """Move to the CPU unless another thread already did; else raises `why`."""
         with failed.lock:
             if self._loaded is not failed:
                 return
-            if self._cpu_fallback is None or not self._recovers:
+            if self._load_on_cpu is None or not self._recovers:
                 raise why
-            self.plan, self._loaded = self._cpu_fallback.take_over(failed, self.plan, why)
+            try:
+                plan, loaded = self._load_on_cpu(self.plan, False)
+            except CodlError as error:
+                raise DeviceError(f"{why} The CPU cannot stand in: {error}") from why
+            for name, array in failed.inputs.items():
+                np.copyto(loaded.inputs[name], array.reshape(loaded.inputs[name].shape))
+            failed.close()
+            self.plan, self._loaded = plan, loaded
             self._adapter, self._recovers = None, False
             self.gpu_failure = str(why)
         warnings.warn(
@@ -335,7 +374,7 @@ class Engine:
 
     @property
     def fused(self) -> dict[str, tuple[str, ...]]:
-        """Layers that the GPU computes together, by the label of their spans."""
+        """Layers that the GPU computes in one kernel, by the label of their spans."""
         return self.executable.fused
 
     @property
@@ -347,10 +386,7 @@ class Engine:
 
     @property
     def precision(self) -> dict[str, str]:
-        """The narrowest types that the GPU stores tensors as and multiplies in.
-
-        Long sums are of float32, whatever is multiplied.
-        """
+        """The narrowest types in which the GPU stores and multiplies; long sums are float32."""
         ops = [step for step in self.executable.steps if isinstance(step, GpuOp)]
         stored: set[Element] = {storage.element for storage in self.storages}
         computed = {arithmetic_of(step.variant) for step in ops}
@@ -367,7 +403,7 @@ class Engine:
 
     @property
     def memory(self) -> Footprint:
-        """Bytes of tensors and weights on each side, without those of libraries."""
+        """Bytes of tensors and weights on each side, without the libraries' own memory."""
         return self._loaded.footprint
 
     @property
@@ -376,9 +412,9 @@ class Engine:
         return self._loaded.outputs if self._outputs is None else self._outputs
 
     def profile(self, runs: int = 5, *, layers: bool = False) -> list[TimeSpan]:
-        """Spans of both processors in the median of some runs on the fed inputs.
+        """Spans of both processors in the median of several runs on the fed inputs.
 
-        With the `layers` of nets, too, where a library computes them one by one.
+        With `layers`, spans of a net's layers are included where its library runs them one by one.
         """
         loaded = self._loaded
         try:
@@ -397,8 +433,11 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Release buffers and nets; the engine cannot run afterwards."""
-        self._cpu_fallback = None
+        """Release buffers, nets and the engines of streams; the engine cannot run afterwards."""
+        for lane in self._lanes.engines.values() if self._lanes else ():
+            if lane is not self:
+                lane.close()
+        self._load_on_cpu = None
         if self._in_onnxruntime is not None:
             self._in_onnxruntime.close()
         self._loaded.close()
@@ -406,7 +445,7 @@ class Engine:
             self._owned.close()
 
     def owns(self, resources: ExitStack) -> None:
-        """Close these with the engine, too."""
+        """Close these resources with the engine."""
         self._owned = resources
 
     def __enter__(self) -> Engine:
@@ -417,7 +456,7 @@ class Engine:
 
 
 def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[Fallback, ...]:
-    """The replacement of each refused kernel in an executable lowered without it."""
+    """The replacement of each refused kernel in an executable that was lowered without it."""
     ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
     fallen = [
         Fallback(refusal.label, refusal.variant, refusal.reason, ops[refusal.label].variant)
@@ -431,9 +470,34 @@ def fallbacks_of(executable: Executable, refusals: Sequence[Refusal]) -> tuple[F
     return tuple(fallen)
 
 
-def _as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
-    """An input in float32; raises `CodlError` for numbers that float32 cannot hold."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise CodlError(f"The input {name!r} must hold numbers, got {array.dtype}.")
-    return input_as_float32(name, array, type_)
+def on_cpu(network: Network, plan: Plan, soc: Soc, *, nonfinite: bool = False) -> Plan:
+    """A plan of all layers on the CPU, in the planned CPU variants or else the default ones.
+
+    With `nonfinite`, variants that keep NaN and infinities come first. Raises `UnsupportedError`
+    with the first layer without a CPU variant.
+    """
+    planned = {name: sides for chain in plan.chains for name, sides in chain.variants.items()}
+    variants = {}
+    for layer in network.layers:
+        fit = registry.variants(layer.op, "cpu", soc)
+        if nonfinite and fit:
+            every = registry.variants(layer.op, "cpu", soc, include_unfit=True)
+            fit = [variant for variant in every if not variant.changes_nonfinite(layer.op)] or fit
+        if not fit:
+            raise UnsupportedError(
+                f"The CPU has no kernel variant for {layer.name!r} ({layer.op.kind})."
+            )
+        names = [variant.name for variant in fit]
+        own = planned.get(layer.name, {}).get("cpu")  # it may accept the planned part alone
+        variants[layer.name] = {"cpu": own if own in names else names[0]}
+    whole = Chain(tuple(variants), "H", 0.0, variants)
+    return replace(
+        plan,
+        strategy="cpu",
+        predictor="none",
+        sharing="gather",
+        predicted_ms=None,
+        predicted_mj=None,
+        chains=(whole,) if variants else (),
+        method="the GPU failed",
+    )

@@ -1,1 +1,1 @@
-"""ONNX and YAML in: models, graph passes, and conversion to a network of operators."""
+"""Readers of ONNX and YAML models, graph passes, and conversion to networks."""

@@ -1,28 +1,31 @@
-"""From graph nodes to operators, with activations fused and reshapes made explicit."""
+"""Conversion of graphs to networks, with fused activations and explicit reshapes."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from codl.errors import UnsupportedError
-from codl.frontend.converters.base import CONVERTERS, ConvertedOp, unsupported
-from codl.frontend.graph.attention_patterns import fuse_attention, share_heads
-from codl.frontend.graph.folding import fold_affines
+from codl.errors import CodlError, UnsupportedError
+from codl.frontend.converters.base import CONVERTERS, ENCLOSED, ConvertedOp, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.graph.parallel_convolutions import merge_parallel_convolutions
-from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes, widen_products
-from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
+from codl.frontend.graph.passes import (
+    FLOATS,
+    drop_aliases,
+    drop_reshapes,
+    is_alias,
+    merge_reshapes,
+    widen_products,
+)
 from codl.frontend.graph.shapes import fix_shapes
 from codl.frontend.graph.weights import Model
-from codl.frontend.unsupported import ENCLOSED, enclose, enclosed
 from codl.ir.network import Layer, Network, as_float32
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array, Op
@@ -35,8 +38,8 @@ from codl.ir.region import Shape, as_nchw
 if TYPE_CHECKING:
     from codl.frontend.models import ModelSource
 
-#: Functions that some numbers have no finite value of. By name: which input must be at least zero
-#: (1) or above it (2) so that the value is finite; 3 where its sign does not tell.
+#: Functions without a finite value for some numbers: the input in question, and its sign for a
+#: finite result. Signs: 1 at least zero, 2 above zero, 3 no sign is enough.
 UNDEFINED: Mapping[str, tuple[int, int]] = {
     "div": (-1, 2),
     "mod": (-1, 2),
@@ -47,26 +50,27 @@ UNDEFINED: Mapping[str, tuple[int, int]] = {
     "pow": (0, 2),
     **dict.fromkeys(("asin", "acos", "acosh", "atanh"), (0, 3)),
 }
-#: Ops whose output has elements of their inputs alone.
+#: Constants with more elements are replaced by zeros to test whether a node converts.
+LARGE = 1 << 16
+#: Inputs by node type that may be the caller's integers, stored as floats.
+INDICES: Mapping[str, int] = {"Gather": 1}
+#: Ops whose output consists of elements of the inputs.
 MOVING = ("reshape", "transpose", "slice", "tile", "concat", "concat_nd", "gather")
 
 
 def load_network(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Network:
-    """A model by built-in name or `.onnx` path, for `batch` images at a time, to be planned.
+    """The network of a built-in name or `.onnx` path, for `batch` images at a time.
 
-    `shapes` are those of inputs whose sizes the model leaves open.
+    `shapes` gives sizes of inputs that the model leaves open.
     """
     return load_with_source(model, batch, shapes)[0]
 
 
 @dataclass(frozen=True)
 class Source:
-    """The file or name that a network was read from, to be read again for a reference.
-
-    `digest` is of structure and weights as the file has them.
-    """
+    """The file or name of a network, to read again; `digest` covers structure and weights."""
 
     model: str
     batch: int | None
@@ -74,7 +78,7 @@ class Source:
     digest: str
 
     def read(self) -> Model:
-        """The ONNX model with the sizes of its inputs."""
+        """The ONNX model, with sizes of its inputs."""
         from codl.frontend import models
 
         return _fixed(models.load(self.model, self.batch), self.shapes)
@@ -83,7 +87,7 @@ class Source:
 def load_with_source(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> tuple[Network, Model]:
-    """The network of `load_network`, and the ONNX model with the sizes of its inputs."""
+    """The network of `load_network`, and the ONNX model with sizes of its inputs."""
     from codl.frontend import models  # an agent converts without it
 
     named = models.load(model, batch)
@@ -102,7 +106,7 @@ def read_network(
     *,
     check: bool = True,
 ) -> tuple[Network, Source | None]:
-    """The network of `load_network`, and to `check` it its source."""
+    """The network of `load_network`, and with `check` its source."""
     network, source = load_with_source(model, batch, shapes)
     return network, Source(model, batch, shapes or {}, source.digest()) if check else None
 
@@ -110,7 +114,7 @@ def read_network(
 def load_structure(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Network:
-    """The same without weights, which for a built-in model are not even made."""
+    """The network of `load_network` without weights, which a built-in model then never draws."""
     from codl.frontend import models
 
     source = models.load(model, batch, drawn=False)
@@ -118,10 +122,10 @@ def load_structure(
 
 
 def network_of(graph: Graph) -> Network:
-    """The network of any model: what codl has no operator for becomes layers of kind `onnx`.
+    """The network of any model; unsupported nodes become layers of kind `onnx`.
 
-    Its inputs and outputs are of the types that the model declares. Raises `UnsupportedError` where
-    a tensor outside those layers has no size that is known.
+    Inputs and outputs have the model's declared types. Raises `UnsupportedError` for a tensor of
+    unknown size outside layers of kind `onnx`.
     """
     network = convert(simplify(enclose(graph)))
     types = {
@@ -131,19 +135,102 @@ def network_of(graph: Graph) -> Network:
     return replace(network, types={k: v for k, v in types.items() if v != "float32"})
 
 
-def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing, and copies that a transpose can do with; fuse and fold.
+def enclose(graph: Graph) -> Graph:
+    """The graph with one node for each group of unsupported nodes.
 
-    Each pass finds what those before it leave.
+    Constants are folded first. Raises `UnsupportedError` as `unsupported.enclosing_node`.
     """
-    plain = merge_parallel_convolutions(drop_aliases(graph))
-    fused = fuse_group_norms(fuse_norms(fuse_activations(plain)))
-    folded = share_heads(fuse_attention(fold_affines(widen_products(fused))))
-    return merge_reshapes(drop_reshapes(folded))
+    graph = graph.without_unread  # unread nodes have no outputs to enclose
+    if any(graph.constants.keys() >= {*node.reads} for node in graph.nodes):
+        from codl.frontend.unsupported import fold_constants
+
+        graph = fold_constants(graph)
+    foreign = [at for at, node in enumerate(graph.nodes) if not _is_known(graph, node)]
+    outputs = (name for node in graph.nodes for name in node.outputs if name)
+    inner = [name for name in outputs if not _may_cross(graph, name)]
+    if not foreign and not inner:
+        return graph
+    from codl.frontend.unsupported import with_groups
+
+    return with_groups(graph, foreign, inner)
+
+
+def _is_known(graph: Graph, node: Node) -> bool:
+    """Whether a node converts, and its operands are floats."""
+    for index, name in enumerate(node.inputs):
+        is_input = name in graph.inputs and INDICES.get(node.type) == index
+        is_input |= name in graph.inputs and node.type == "Cast"
+        if name and name not in graph.constants and not is_input and not _may_cross(graph, name):
+            return False
+    if any(name and not _may_cross(graph, name) for name in node.outputs):
+        return False
+    if is_alias(graph, node):
+        return True
+    converter = CONVERTERS.get(node.type)
+    if converter is None:
+        return False
+    try:
+        made = {step.output for step in converter.convert(_zeroed(graph, node), node)}
+    except Exception as error:
+        # Mismatched operands, few of which ONNX checks, may fail anywhere in a converter. ONNX
+        # Runtime then names the error.
+        if isinstance(error, CodlError) and not isinstance(error, UnsupportedError):
+            raise
+        return False
+    return made.issuperset(name for name in node.outputs if graph.is_read(name))
+
+
+def _zeroed(graph: Graph, node: Node) -> Graph:
+    """The graph with zeros for a node's large constants, whose sizes alone matter."""
+    large = {
+        name: np.zeros(graph.shapes[name], graph.constants[name].dtype)  # not touched, so free
+        for name in node.inputs
+        if name in graph.constants and graph.constants[name].size > LARGE
+    }
+    if not large:
+        return graph
+    return replace(graph, constants=ChainMap(large, cast(dict[str, NDArray[Any]], graph.constants)))
+
+
+def _may_cross(graph: Graph, tensor: str) -> bool:
+    """Whether a tensor may pass between a group and other nodes: float, of known shape."""
+    has_shape = tensor in graph.shapes and tensor not in graph.unknown
+    return has_shape and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
+
+
+def simplify(graph: Graph) -> Graph:
+    """Drop nodes without effect and redundant copies; fuse and fold nodes.
+
+    Each pass works on the result of the passes before it. A pass is imported if the graph has its
+    node types.
+    """
+
+    def has(*types: str) -> bool:
+        return any(node.type in types for node in graph.nodes)
+
+    graph = drop_aliases(graph)
+    if has("Add", "Sum"):
+        from codl.frontend.graph.folding import merge_parallel_convolutions
+
+        graph = merge_parallel_convolutions(graph)
+    if has("Sigmoid", "HardSigmoid", "Erf", "Tanh", "Sqrt", "InstanceNormalization"):
+        from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
+
+        graph = fuse_group_norms(fuse_norms(fuse_activations(graph)))
+    graph = widen_products(graph)
+    if has("Gemm", "MatMul"):
+        from codl.frontend.graph.folding import fold_affines
+
+        graph = fold_affines(graph)
+    if has("Softmax"):
+        from codl.frontend.graph.patterns import fuse_attention
+
+        graph = fuse_attention(graph)
+    return merge_reshapes(drop_reshapes(graph))
 
 
 def convert(graph: Graph) -> Network:
-    """Make a network of a graph; raises `UnsupportedError` with the node that has no operator."""
+    """The network of a graph; raises `UnsupportedError` with the first unsupported node."""
     builder = _Builder(graph)
     for node in graph.nodes:
         if not builder.fuse(node):
@@ -152,7 +239,7 @@ def convert(graph: Graph) -> Network:
 
 
 def without_denormals(weights: NDArray[Any]) -> NDArray[Any]:
-    """Weights with 0 for denormals of float32, with which CPUs multiply a hundred times slower."""
+    """Weights with 0 for float32 denormals, which slow multiplication a hundredfold."""
     if weights.dtype != np.float32:
         return weights
     small = np.abs(weights) < np.finfo(np.float32).tiny
@@ -160,7 +247,7 @@ def without_denormals(weights: NDArray[Any]) -> NDArray[Any]:
 
 
 def mark_nonfinite(layers: Iterable[Layer], constants: Mapping[str, Array]) -> tuple[Layer, ...]:
-    """Layers in their order; ops behind one that may make NaN or infinities are `nonfinite`."""
+    """The layers, with `nonfinite` ops behind a possible source of NaN or infinities."""
     marked: list[Layer] = []
     tainted: set[str] = set()
     signs = {name: _sign_of(value) for name, value in constants.items()}
@@ -178,10 +265,7 @@ def mark_nonfinite(layers: Iterable[Layer], constants: Mapping[str, Array]) -> t
 
 
 def _makes_nonfinite(op: Op, signs: Sequence[int], power: Array | None) -> bool:
-    """Whether ordinary numbers of these signs may give NaN or infinities, as log(0) does.
-
-    `power` is the last input where that is a constant.
-    """
+    """Whether inputs of these signs may give NaN or infinity; `power` is a constant last input."""
     if isinstance(op, OnnxModel):
         return not UNDEFINED.keys().isdisjoint(name.lower() for name in op.nodes.split("+"))
     mode = op.mode if isinstance(op, Eltwise | Reduce) else ""
@@ -192,12 +276,12 @@ def _makes_nonfinite(op: Op, signs: Sequence[int], power: Array | None) -> bool:
 
 
 def _sign_of(value: Array) -> int:
-    """2 where all elements are above zero, 1 where none is below it, otherwise 0."""
+    """2 if all elements are above zero, 1 if none is below zero, else 0."""
     return int((value >= 0).all()) + int((value > 0).all())
 
 
 def _sign(layer: Layer, signs: Sequence[int]) -> int:
-    """The sign of a layer's output, as `_sign_of` has it; `signs` are of its inputs."""
+    """The sign of a layer's output as of `_sign_of`, from `signs` of its inputs."""
     op, least = layer.op, min(signs, default=0)
     if op.activation.kind != "none":
         bound = op.activation.alpha if op.activation.kind == "clip" else 0.0
@@ -217,7 +301,7 @@ def _sign(layer: Layer, signs: Sequence[int]) -> int:
 
 
 class _Builder:
-    """Collects layers, and which tensors became others."""
+    """Builds a network: layers, constants, and renamed tensors."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._names = graph, graph.names
@@ -225,13 +309,13 @@ class _Builder:
         self._inputs = {name: as_nchw(graph.shapes[name]) for name in graph.inputs}
         self._constants: dict[str, Array] = {}
         self._shapes = dict(self._inputs)
-        #: Outputs of fused activations, by name, and the layer output that holds them.
+        #: Output of each fused activation, and the layer output in its place.
         self._fused: dict[str, str] = {}
-        #: What layers read, also those that one node became.
+        #: Inputs of all layers so far, including inner ones of a single node.
         self._read: set[str] = set()
 
     def fuse(self, node: Node) -> bool:
-        """Let the op before an activation compute it, where nothing else reads its output."""
+        """Fuse an activation into the op before it, if it is the output's only reader."""
         converter = CONVERTERS.get(node.type)
         if converter is None or converter.activation is None:
             return False
@@ -249,20 +333,24 @@ class _Builder:
         return True
 
     def add(self, node: Node) -> None:
-        """Add the layers that a node becomes."""
+        """Add the layers of a node."""
         for tensor in (*node.inputs, *node.outputs):
             self._check_known(tensor)
         if node.type not in CONVERTERS and node.type != ENCLOSED:
             names = ", ".join(sorted(CONVERTERS))
             raise unsupported(node, f"codl has no operator for it (known: {names}).")
-        convert = enclosed if node.type == ENCLOSED else CONVERTERS[node.type].convert
-        steps = convert(self._graph, node)
+        if node.type == ENCLOSED:
+            from codl.frontend.unsupported import enclosed
+
+            steps: Sequence[ConvertedOp] = enclosed(self._graph, node)
+        else:
+            steps = CONVERTERS[node.type].convert(self._graph, node)
         made = {step.output for step in steps}
         for name in node.outputs:
             if name not in made and self._graph.is_read(name):
                 raise unsupported(node, f"codl does not compute its output {name!r}.")
         for index, step in enumerate(steps):
-            if step.output in self._layers:  # several nodes make it of the same tensor
+            if step.output in self._layers:  # made by an earlier node
                 continue
             is_last = index == len(steps) - 1
             name = node.name if is_last else self._names.node(node.name, str(index))
@@ -281,8 +369,9 @@ class _Builder:
             raise UnsupportedError(self._graph.unknown[tensor])
 
     def _append(self, layer: Layer) -> None:
-        """Raises `UnsupportedError` for an op of an empty constant, and for one of other sizes than
-        the graph has, as ONNX Runtime may infer them for operators of its own.
+        """Add a layer; raises `UnsupportedError` for empty tensors or mismatched sizes.
+
+        Sizes may differ from the graph's, as ONNX Runtime infers some for its own operators.
         """
         op = layer.op
         if empty := next((size for size in (*op.inputs, op.output) if 0 in size), None):
@@ -310,7 +399,7 @@ class _Builder:
                 self._shapes[tensor] = Shape(*self._constants[tensor].shape)
 
     def _shaped(self, tensor: str, shape: Shape) -> str:
-        """The tensor under the shape that an op takes; a reshape where it has another."""
+        """The tensor under an op's shape, with a reshape if it has another."""
         if self._shapes[tensor] == shape:
             return tensor
         name = self._names.tensor(tensor, str(shape))
@@ -320,7 +409,7 @@ class _Builder:
         return name
 
     def _constant_output(self, tensor: str) -> str:
-        """A constant that is handed out; a layer may read it under other sizes."""
+        """A copy of a constant as an output, as layers may read it under other sizes."""
         value = as_float32(tensor, self._graph.constants[tensor])
         name = self._names.tensor(tensor, "output")
         self._constants[name] = value.reshape(as_nchw(self._graph.shapes[tensor]))
@@ -336,7 +425,7 @@ class _Builder:
             if held in graph.constants:
                 held = self._constant_output(held)
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
-        if not self._layers:  # a network computes something, if only copies of what it is given
+        if not self._layers:  # a network needs a layer: copy each output
             for name, (held, to) in outputs.items():
                 op = Reshape(shapes=(tuple(self._shapes[held]),), to=tuple(self._shapes[held]))
                 layer, copy = self._names.node(held, "copy"), self._names.tensor(held, "copy")

@@ -1,62 +1,59 @@
-"""Parts of a graph that codl has no operators for become nodes of their own, each a whole model.
+"""Enclosing of unsupported nodes in groups that run whole, as ONNX models.
 
-Such a part is a convex group of nodes: it can run once all its inputs are there. Between it and
-the rest of the network pass float32 tensors of known sizes only, so that they may lie on either
-processor. Tensors of integers and booleans, and those whose sizes depend on data, stay inside: the
-group grows until they do.
+A group is convex: it can run once all its inputs exist. Only float32 tensors of known sizes pass
+its borders, so they may lie on either processor. Integers, booleans and tensors of data-dependent
+size stay inside, for which groups grow.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from codl.errors import CodlError, UnsupportedError
-from codl.frontend.converters.base import CONVERTERS, ConvertedOp
+from codl.errors import UnsupportedError
+from codl.frontend.converters.base import ENCLOSED, ConvertedOp
 from codl.frontend.graph.graph import Graph, in_order
 from codl.frontend.graph.integer_products import reference_session, with_own_constants
-from codl.frontend.graph.passes import FLOATS, is_alias
-from codl.frontend.graph.plain_form import LEAST_IR_VERSION, all_graphs
-from codl.frontend.graph.weights import CHANCE, Model, graphs_of, refill
+from codl.frontend.graph.passes import FLOATS
+from codl.frontend.graph.weights import (
+    CHANCE,
+    LEAST_IR_VERSION,
+    Model,
+    all_graphs,
+    graphs_of,
+    refill,
+)
 from codl.ir.onnx_node import Node
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
-#: The type of a node that is a group of others: `model` is its model, `nodes` their types, `exact`
-#: whether an output is one that no float16 may hold: outputs are one tensor first.
-ENCLOSED = "codl.Enclosed"
-#: Integers that float16 does not hold.
+#: Integer types beyond float16's exact range.
 WIDE_INTEGERS = (
     *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
     *(TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
 )
-#: Types that a caller may give or get, and that float32 stands for in between.
-NUMBERS = (
-    *FLOATS,
-    *(TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8),
-    *WIDE_INTEGERS,
-)
+#: Types of the caller's tensors, held as float32 in the network.
+NUMBERS = (*FLOATS, *(TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8), *WIDE_INTEGERS)
 
 
-#: How tensors of a group's model begin that are none of the user's, and one with the size -1.
+#: Prefix of a group's own tensors, and the tensor with the size -1.
 OWN, FLAT = "codl.", f"{OUTPUT}.flat"
 
 
 def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
-    """One node in the place of a convex group, from its model's inputs to its outputs.
+    """One node in the place of a convex group.
 
-    Its model's first node has the number `start`. Raises `UnsupportedError` for a tensor between
-    the group and the rest that cannot be one.
+    `start` numbers its model's first node. Raises `UnsupportedError` for a border tensor of unknown
+    size or of a type without numbers.
     """
     inside = {name for node in nodes for name in node.outputs}
     reads = dict.fromkeys(name for node in nodes for name in node.reads)
@@ -83,7 +80,7 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
                 f"The tensor {name!r} is of type {type_name}; codl knows numbers only."
             )
     model = _model(graph, nodes, inputs, outputs, start)
-    if not inputs:  # an op reads something
+    if not inputs:  # an op needs an input
         inputs = [graph.names.tensor(outputs[0], "nothing")]
     kinds = "+".join(dict.fromkeys(node.type for node in nodes))
     exact = any(graph.types.get(name) in WIDE_INTEGERS for name in outputs)
@@ -94,7 +91,7 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
 def _model(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[str], start: int
 ) -> onnx.ModelProto:
-    """Casts at the borders; several outputs lie one after the other in one."""
+    """The group's ONNX model, with casts at its borders; several outputs are concatenated."""
     before = [
         _converted(f"{INPUT}{i}", _inner(name), graph.types.get(name, TensorProto.FLOAT))
         for i, name in enumerate(inputs)
@@ -133,12 +130,11 @@ def _model(
 
 
 def _inner(name: str) -> str:
-    """What a user's tensor is called in a group's model."""
     return f"{OWN}of.{name}" if name.startswith(OWN) else name
 
 
 def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node as it is in a group's model."""
+    """A node with its tensors renamed for a group's model."""
     if OWN.encode() not in node.SerializeToString():
         return node
     copy = onnx.NodeProto()
@@ -161,7 +157,7 @@ def _info(name: str, sizes: Sequence[int]) -> onnx.ValueInfoProto:
 
 
 def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """The group as one op and, where it has several outputs, a slice of its output for each."""
+    """The group as one op and, for several outputs, a slice for each."""
     model = bytes(node.attributes["model"])
     shapes = tuple(tuple(graph.shapes[name]) for name in node.inputs)
     sizes = [tuple(graph.shapes[name]) for name in node.outputs]
@@ -187,43 +183,28 @@ def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
     return [ConvertedOp(op, node.inputs, whole), *steps]
 
 
-#: Constants of more elements are not looked at to see whether a node can be converted.
-LARGE = 1 << 16
-#: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
-INDICES: Mapping[str, int] = {"Gather": 1}
-
-
-def enclose(graph: Graph) -> Graph:
-    """The graph with every group of nodes that codl cannot convert as one node."""
-    graph = fold_constants(graph.without_unread)  # a group makes something of something
-    foreign = [at for at, node in enumerate(graph.nodes) if not _is_known(graph, node)]
+def with_groups(graph: Graph, foreign: Sequence[int], inner: Sequence[str]) -> Graph:
+    """One node for each group of `foreign` nodes; `inner` tensors stay inside with all readers."""
+    number = {node.name: at for at, node in enumerate(graph.nodes)}
     makers = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs if name}
-    inner = [name for name in makers if not _may_cross(graph, name)]
-    if not foreign and not inner:
-        return graph
     links = [
         (makers[name], at)
         for at, node in enumerate(graph.nodes)
         for name in node.reads
         if name in makers
     ]
-    groups = _Groups(len(graph.nodes), links, foreign)
-    number = {node.name: at for at, node in enumerate(graph.nodes)}
-    for tensor in inner:  # stays inside one group, with all that make and read it
-        groups.join({makers[tensor], *(number[reader.name] for reader in graph.consumers(tensor))})
+    united = _Groups(len(graph.nodes), links, foreign)
+    for tensor in inner:
+        united.join({makers[tensor], *(number[reader.name] for reader in graph.consumers(tensor))})
     for maker, reader in sorted(links, key=lambda link: link[1]):
-        groups.merge(maker, reader)
-    return _with_groups(graph, groups.members)
-
-
-def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
-    """The graph with a node for every group, in a topological order."""
+        united.merge(maker, reader)
+    groups = united.members
     made, start = [], 0
     for group in groups:
         nodes = [graph.nodes[at] for at in group]
         draws = any(node.type in CHANCE for node in nodes)
         made.append(enclosing_node(graph, nodes, start if draws else 0))
-        # ONNX Runtime seeds by a node's number in its model, so no two groups have the same ones.
+        # ONNX Runtime seeds random nodes by their number, so each group's numbers differ.
         start += len(nodes) + len(made[-1].inputs) if draws else 0
     taken = {at for group in groups for at in group}
     left = [node for at, node in enumerate(graph.nodes) if at not in taken] + made
@@ -241,55 +222,12 @@ def _with_groups(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
     return replace(graph, nodes=tuple(in_order(left)), types=types)
 
 
-def _is_known(graph: Graph, node: Node) -> bool:
-    """Whether a node has a converter, and floats to compute with."""
-    for index, name in enumerate(node.inputs):
-        is_input = name in graph.inputs and INDICES.get(node.type) == index
-        is_input |= name in graph.inputs and node.type == "Cast"
-        if name and name not in graph.constants and not is_input and not _may_cross(graph, name):
-            return False
-    if any(name and not _may_cross(graph, name) for name in node.outputs):
-        return False
-    if is_alias(graph, node):
-        return True
-    converter = CONVERTERS.get(node.type)
-    if converter is None:
-        return False
-    try:
-        made = {step.output for step in converter.convert(_light(graph, node), node)}
-    except Exception as error:
-        # Operands that do not fit, of which ONNX checks few, trip a converter anywhere: ONNX
-        # Runtime says what is wrong with them.
-        if isinstance(error, CodlError) and not isinstance(error, UnsupportedError):
-            raise
-        return False
-    return made.issuperset(name for name in node.outputs if graph.is_read(name))
-
-
-def _light(graph: Graph, node: Node) -> Graph:
-    """The graph with small constants in the place of a node's large ones: only sizes matter."""
-    large = {
-        name: np.zeros(graph.shapes[name], graph.constants[name].dtype)  # not touched, so free
-        for name in node.inputs
-        if name in graph.constants and graph.constants[name].size > LARGE
-    }
-    if not large:
-        return graph
-    return replace(graph, constants=ChainMap(large, cast(dict[str, NDArray[Any]], graph.constants)))
-
-
-def _may_cross(graph: Graph, tensor: str) -> bool:
-    """Whether a tensor may pass between a group and the rest."""
-    has_shape = tensor in graph.shapes and tensor not in graph.unknown
-    return has_shape and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
-
-
 class _Groups:
-    """Nodes as a graph, by their numbers, in which those of a group become one node, a group's.
+    """A graph of numbered nodes, in which each group contracts to one node.
 
-    Every node has a rank above those before it. An edge against the ranks renumbers only what lies
-    between its ends, as Pearce and Kelly do it (doi:10.1145/1187436.1210590), so that groups of
-    neighbours cost as much as they are large. `links` are pairs of a node and one behind it.
+    Nodes have topological ranks. An edge against them renumbers only nodes between its ends (Pearce
+    and Kelly, doi:10.1145/1187436.1210590), so a union's cost depends on its size. `links` are
+    pairs of a node and a later one.
     """
 
     def __init__(self, count: int, links: Iterable[tuple[int, int]], single: Iterable[int]) -> None:
@@ -299,17 +237,17 @@ class _Groups:
             self._behind[first].add(second)
             self._before[second].add(first)
         self._rank = list(range(count))
-        #: The node that now stands for each one, and the nodes of each group by the one for it.
+        #: The representative of each node, and the members of each group by representative.
         self._stands = list(range(count))
         self._groups = {at: [at] for at in single}
 
     @property
     def members(self) -> list[list[int]]:
-        """The nodes of every group, in order; the groups by their first nodes."""
+        """Sorted members of each group; groups by first member."""
         return sorted(map(sorted, self._groups.values()))
 
     def join(self, nodes: Iterable[int]) -> None:
-        """Make some nodes one group, with all between them and the groups of those."""
+        """Unite nodes and all nodes between them, with their groups."""
         group = {self._standing(at) for at in nodes}
         ranks = [self._rank[at] for at in group]
         if len(group) > 1:
@@ -318,7 +256,7 @@ class _Groups:
         self._unite(group)
 
     def merge(self, maker: int, reader: int) -> None:
-        """Unite the groups of two nodes, where nothing outside lies between."""
+        """Unite the groups of two nodes unless an outside node lies between."""
         first, last = self._standing(maker), self._standing(reader)
         if first == last or first not in self._groups or last not in self._groups:
             return
@@ -326,12 +264,12 @@ class _Groups:
             self._unite({first, last})
 
     def _weight(self, at: int) -> int:
-        """How much there is to move where another node stands for one."""
+        """Number of edges and members that a union moves."""
         edges = len(self._behind[at]) + len(self._before[at])
         return edges + len(self._groups.get(at, ()))
 
     def _is_linked_through(self, first: int, last: int) -> bool:
-        """Whether a path leads from one node to another through others."""
+        """Whether a path from one node to another passes through a third."""
         lowest, left = self._rank[first], list(self._before[last] - {first})
         seen = set(left)
         while left:
@@ -344,7 +282,7 @@ class _Groups:
         return False
 
     def _unite(self, nodes: set[int]) -> None:
-        """Let one node stand for some, between which no others lie."""
+        """Contract nodes without others in between to one representative."""
         kept = max(nodes, key=self._weight)
         members = self._groups.pop(kept, [kept])
         edges: list[tuple[int, int]] = []
@@ -366,7 +304,7 @@ class _Groups:
                 self._rerank(first, second)
 
     def _rerank(self, first: int, second: int) -> None:
-        """Give what leads to `first` lower ranks than what `second` leads to."""
+        """Give all nodes before `first` lower ranks than `second` and the nodes behind."""
         low, high = self._rank[second], self._rank[first]
         before = self._reached({first}, self._before, lambda rank: rank >= low)
         behind = self._reached({second}, self._behind, lambda rank: rank <= high)
@@ -379,7 +317,7 @@ class _Groups:
     def _reached(
         self, nodes: set[int], steps: Sequence[set[int]], counts: Callable[[int], bool]
     ) -> set[int]:
-        """Nodes, and all that steps from them lead to, through ranks that count."""
+        """`nodes`, and all nodes reachable by `steps` through ranks for which `counts` is true."""
         reached, left = set(nodes), list(nodes)
         while left:
             new = {n for n in steps[left.pop()] - reached if counts(self._rank[n])}
@@ -388,7 +326,7 @@ class _Groups:
         return reached
 
     def _standing(self, at: int) -> int:
-        """The node that stands for one now."""
+        """The representative of a node."""
         while (stands := self._stands[at]) != at:
             self._stands[at] = self._stands[stands]
             at = stands
@@ -396,10 +334,10 @@ class _Groups:
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """The graph with constants in the place of nodes that compute constants of constants.
+    """The graph with constants in place of nodes that compute only from constants.
 
-    ONNX Runtime computes them here. It does not fold nodes that dequantise, have graphs, or make
-    tensors that have no size before a run.
+    ONNX Runtime computes their values. Its own folding leaves out nodes that dequantise, contain
+    graphs, or have outputs of unknown size.
     """
     values: dict[str, NDArray[Any]] = {}
     types: dict[str, int] = {}
@@ -434,7 +372,7 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
-    """Nodes that read constants, and what others of their group make of constants."""
+    """Groups of connected nodes that depend on constants alone."""
     makers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if _draws(node) or not all(x in graph.constants or x in makers for x in node.reads):
@@ -447,7 +385,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
 
 
 def _draws(node: Node) -> bool:
-    """Whether what a node computes may depend on chance, or is not known."""
+    """Whether a node is random, or has no proto to check."""
     if node.proto is None:
         return True
     graphs = all_graphs(onnx.GraphProto(node=[node.proto]))
@@ -455,7 +393,6 @@ def _draws(node: Node) -> bool:
 
 
 def _computed(graph: Graph, nodes: Sequence[Node], wanted: Sequence[str]) -> list[NDArray[Any]]:
-    """What nodes make, by ONNX Runtime."""
     read = sorted({name for node in nodes for name in node.reads} & graph.constants.keys())
     content = helper.make_graph(
         [node.proto for node in nodes],
@@ -470,7 +407,7 @@ def _computed(graph: Graph, nodes: Sequence[Node], wanted: Sequence[str]) -> lis
 
 
 def model_of(graph: Graph, content: onnx.GraphProto) -> onnx.ModelProto:
-    """A model of some nodes of a graph."""
+    """An ONNX model of `content`, with the graph's opsets."""
     domains = {"": graph.opset, **graph.domains}
     opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
     least = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)

@@ -1,4 +1,4 @@
-"""Plain data that every stage shares: regions, operators, networks, plans, SoCs."""
+"""Data that all stages share: regions, operators, networks, plans, executables."""
 
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse, to_text

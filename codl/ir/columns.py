@@ -1,9 +1,9 @@
-"""The sizes of many ops of one kind, as columns: an entry for every op.
+"""Sizes of many ops of one kind as columns, one entry an op.
 
-Features are written once, over columns: a planner gets those of a thousand parts at the price of a
-few dozen array operations, and a single op is a column of one. All sizes are float64, which holds
-such integers exactly and divides them fast. A kind of op has columns of its own where its kernels'
-features need more than `GenericColumns`.
+Features are formulas over columns. A few dozen array operations give a planner the features of a
+thousand parts; a single op is a column of one. Sizes are float64: exact for these integers, and
+fast to divide. A kind has its own columns where its kernels' features need more than
+`GenericColumns`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-#: Shaped (ops); in arithmetic a plain number does too.
+#: An array shaped (ops); arithmetic takes a plain number in its place.
 Column = NDArray[np.float64]
 FeatureColumns = dict[str, Column]
 C = TypeVar("C", bound="Columns")
 
 
 def ceil_div(a: Column | float, b: Column | float) -> Column:
-    """Exact for whole numbers below 2^53 / b."""
+    """Quotient rounded up; exact for whole numbers below 2^53 / b."""
     result: Column = np.ceil(np.divide(a, b))
     return result
 
@@ -35,25 +35,24 @@ def round_up(a: Column | float, b: Column | float) -> Column:
 
 
 def rest(a: Column | float, b: Column | float) -> Column:
-    """What is left of whole numbers after dividing; several times as fast as `np.mod`."""
+    """Remainder of whole numbers; several times as fast as `np.mod`."""
     result: Column = a - np.floor(np.divide(a, b)) * b
     return result
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Base of the columns of every kind of op."""
+    """Base of all columns."""
 
     images: Column
 
     @staticmethod
     def _rows(ops: Sequence[Any]) -> list[tuple[int, ...]]:
-        """The entries of every op, in the order of the fields."""
+        """One row of sizes for each op, in the order of the fields."""
         raise NotImplementedError
 
     @classmethod
     def of(cls: type[C], ops: Sequence[Any]) -> C:
-        """The columns of ops, at least one of them."""
         rows = cls._rows(ops)
         pack = Struct(f"{len(rows[0])}q").pack
         matrix = np.frombuffer(b"".join(starmap(pack, rows)), np.int64).reshape(len(rows), -1)
@@ -61,12 +60,11 @@ class Columns:
 
     @property
     def input_elements(self) -> Column:
-        """Elements of all inputs together."""
         raise NotImplementedError
 
     @property
     def weight_elements(self) -> Column:
-        """None where a kind does not say otherwise."""
+        """Elements of all weights; 0 unless a subclass overrides it."""
         return np.zeros_like(self.images)
 
     @property
@@ -79,7 +77,7 @@ class Columns:
 
     @property
     def mulayer_features(self) -> FeatureColumns:
-        """What muLayer looks at: F0 = ih * iw * ic, F1 = (k / s)^2 * oc, FLOPs where they count."""
+        """muLayer's f0 = ih * iw * ic and f1 = (k / s)^2 * oc; products add FLOPs."""
         columns: Any = self  # with `oc`, its output channels
         return {"f0": self.input_elements, "f1": columns.oc}
 
@@ -87,13 +85,12 @@ class Columns:
         return len(self.images)
 
     def take(self: C, places: NDArray[np.intp] | slice) -> C:
-        """The columns of some of the ops."""
         return type(self)(*(getattr(self, field.name)[..., places] for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class GenericColumns(Columns):
-    """Ops of any kind: what every op says of itself."""
+    """Sizes of ops of any kind, from the properties of `Op`."""
 
     of_inputs: Column
     of_weights: Column
@@ -127,28 +124,14 @@ class GenericColumns(Columns):
         return self.of_flops
 
 
-def elements(ops: Sequence[Any]) -> tuple[Column, Column, Column]:
-    """Elements of the inputs, the weights and the output of ops of any kinds, each shaped (ops)."""
-    inputs, weights, output, _ = amounts(ops)
-    return inputs, weights, output
-
-
-def amounts(ops: Sequence[Any]) -> tuple[Column, Column, Column, Column]:
-    """The same, and FLOPs."""
-    inputs, weights, output, flops = ColumnsByType(ops).amounts
-    return inputs, weights, output, flops
-
-
 class OpsWithColumns(list[Any]):
-    """Ops of one type, with their columns."""
-
     def __init__(self, ops: Iterable[Any], columns: Columns) -> None:
         super().__init__(ops)
         self.columns = columns
 
 
 class ColumnsByType:
-    """The sizes of ops of any kinds, read once however often some of the ops are asked about."""
+    """Columns of ops of several types, computed once and then indexed."""
 
     def __init__(self, ops: Sequence[Any]) -> None:
         self._ops = ops
@@ -172,12 +155,11 @@ class ColumnsByType:
         return rows
 
     def some(self, places: Sequence[int]) -> OpsWithColumns:
-        """Some of the ops, all of one type."""
         ops = [self._ops[at] for at in places]
         return OpsWithColumns(ops, self._columns[type(ops[0])].take(self._place[places]))
 
 
 def columns_of(cls: type[Columns], ops: Sequence[Any]) -> Columns:
-    """The columns of ops: those that are known, or read of each."""
+    """The columns of ops, reused where `ops` are `OpsWithColumns`."""
     columns = ops.columns if isinstance(ops, OpsWithColumns) else None
     return columns if isinstance(columns, cls) else cls.of(ops)

@@ -1,8 +1,8 @@
-"""Names for contents (SHA-256), and arrays that never change, known by theirs.
+"""SHA-256 digests of contents, and packed constants identified by recipe.
 
-Constants are an op's weights as its kernels, or its net, want them. They are known by what they are
-made of and how (the recipe), which is the same on every machine; linear algebra may give other last
-bits on another CPU. They are packed when they are asked for.
+Constants are an op's weights as its kernels or its net read them. Their recipe is the digest of the
+weights and of the packing. It is equal on all machines, while linear algebra may give other last
+bits on another CPU. Packing happens on request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError
-
 
 def digest(content: str | bytes | Mapping[str, Any]) -> str:
-    """A name for some content that no other content has; the order of a mapping does not matter."""
+    """SHA-256 of a content; of a mapping in any order of its keys."""
     if isinstance(content, Mapping):
         content = json.dumps(content, sort_keys=True)
     return sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
@@ -30,10 +28,10 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class Constants:
-    """Named arrays that `pack` makes of an op's own weights, as `how` says.
+    """Named arrays that `pack` makes of an op's weights.
 
-    `how` names all that the packing depends on but the weights. `weights` are None where only the
-    packed arrays are at hand, as in an executable that was read from a file.
+    `how` names all parameters of the packing but the weights. `weights` is None where only packed
+    arrays exist, as in an executable read from a file.
     """
 
     def __init__(
@@ -46,15 +44,13 @@ class Constants:
         recipe: str | None = None,
     ) -> None:
         self.how, self.weights, self._pack = how, weights, pack
-        #: What the packed arrays are called; None where that is not known before they are packed.
+        #: Names of the packed arrays; None where only packing shows them.
         self.names = names
         self._recipe = recipe
 
     @cached_property
     def recipe(self) -> str:
-        """SHA-256 of the weights and of how they are packed."""
-        if self._recipe == "":
-            self._gone()
+        """SHA-256 of the weights and of the packing's parameters."""
         if self._recipe is not None:
             return self._recipe
         digest = sha256(self.how.encode())
@@ -65,14 +61,6 @@ class Constants:
     def arrays(self) -> Arrays:
         """The packed arrays by name; packs anew each time."""
         return self._pack()
-
-    def let_go(self) -> None:
-        """Hold no weights any more: kernels and libraries have theirs."""
-        self.weights, self._pack = None, self._gone
-        self._recipe = self._recipe or ""
-
-    def _gone(self) -> Arrays:
-        raise CodlError(f"The arrays of {self.how!r} were let go when they had been loaded.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constants) and self.recipe == other.recipe

@@ -1,4 +1,4 @@
-"""Where and how something was measured: what two results must share to be compared."""
+"""The environment of a measurement, and the comparison of two environments."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 
 from codl.errors import MismatchError
 
-#: Libraries that compute or time; others, such as those of tables, change no latency.
+#: Libraries that compute or time; others, such as table libraries, change no latency.
 COMPUTING = ("ncnn", "numpy", "onnxruntime", "pyopencl", "codl.runtime.cl_ctypes")
-#: Clocks in the median of a run that differ by less than this part are alike: governors move them.
+#: Relative difference below which two median clocks count as equal: governors move clocks.
 CLOCKS_ALIKE = 0.1
-#: What stands for a value that one of two does not have.
+#: Stands for a value that only the other environment has.
 NONE = "none"
+CLOCK = "clock in MHz of"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A machine, its OpenCL device and driver, its cores and clocks, the libraries, the protocol.
+    """A machine: its OpenCL device and driver, cores, clocks, libraries, and the protocol.
 
-    `cpu_cores` and `gpu_cores` are host cores, `threads` those of the CPU side. `clocks` are the
-    clock settings by cluster of cores and for the GPU, `clocks_mhz` the clocks during the
-    measurement by processor, both where readable. `libraries` are versions by name, and `protocol`
-    has the settings of the measurement.
+    `cpu_cores` and `gpu_cores` are host cores, `threads` the CPU side's. `clocks` are clock
+    settings by cluster of cores and for the GPU. `clocks_mhz` are clocks during the measurement by
+    processor. Both have readable clocks only. `libraries` are versions by name; `protocol` are the
+    measurement's settings.
     """
 
     machine: str
@@ -45,7 +46,7 @@ ALL = tuple(field.name for field in fields(Environment))
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which two environments differ, and both values."""
+    """A field in which two environments differ, with both values."""
 
     what: str
     first: Any
@@ -55,43 +56,38 @@ class Difference:
 def differences(
     first: Environment, second: Environment, keys: Collection[str] = ALL
 ) -> tuple[Difference, ...]:
-    """All that keeps two results from being compared, of these keys."""
-    differing: list[Difference] = []
+    """The differences in `keys` that forbid comparing results of two environments."""
+    ours, others = _labelled(first, keys), _labelled(second, keys)
+    pairs = ((what, ours.get(what, NONE), others.get(what, NONE)) for what in {**ours, **others})
+    return tuple(Difference(*pair) for pair in pairs if not _is_alike(*pair))
+
+
+def _labelled(environment: Environment, keys: Collection[str]) -> dict[str, Any]:
+    """Values of the fields and of their entries, by what they are."""
+    names = {"clocks_mhz": CLOCK, "clocks": "setting of the clock of"}
+    values: dict[str, Any] = {}
     for key in keys:
-        value, other = getattr(first, key), getattr(second, key)
-        if key == "clocks_mhz":
-            differing += [d for d in _each(key, value, other) if _are_apart(d)]
-        elif key == "libraries":
-            differing += [d for d in _each(key, value, other) if d.what.split()[-1] in COMPUTING]
-        elif isinstance(value, Mapping):
-            differing += _each(key, value, other)
-        elif value != other:
-            differing.append(Difference(key.replace("_", " "), value, other))
-    return tuple(differing)
+        value = getattr(environment, key)
+        if not isinstance(value, Mapping):
+            values[key.replace("_", " ")] = value
+            continue
+        for name, entry in value.items():
+            if key != "libraries" or name in COMPUTING:
+                values[f"{names.get(key, key)} {name}"] = entry
+    return values
 
 
-def _each(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
-    """The entries in which two mappings differ."""
-    names = {"clocks_mhz": "clock in MHz of", "clocks": "setting of the clock of"}
-    return [
-        Difference(f"{names.get(key, key)} {name}", first.get(name, NONE), second.get(name, NONE))
-        for name in dict.fromkeys((*first, *second))
-        if first.get(name) != second.get(name)
-    ]
-
-
-def _are_apart(clocks: Difference) -> bool:
-    """Whether both are known, and far from each other."""
-    if NONE in (clocks.first, clocks.second):
-        return False
-    slower, faster = sorted((clocks.first, clocks.second))
-    return bool(faster - slower > CLOCKS_ALIKE * faster)
+def _is_alike(what: str, first: Any, second: Any) -> bool:
+    """Whether two values are equal; clocks may also be unknown, or within `CLOCKS_ALIKE`."""
+    if not what.startswith(CLOCK) or first == second:
+        return bool(first == second)
+    return NONE in (first, second) or abs(first - second) <= CLOCKS_ALIKE * max(first, second)
 
 
 def check_alike(
     differing: tuple[Difference, ...], first: object, second: object, *, fix: str = ""
 ) -> None:
-    """Raise `MismatchError` where there are differences between what two names stand for."""
+    """Raise `MismatchError` for results `first` and `second` of `differing` environments."""
     if not differing:
         return
     each = "; ".join(f"{d.what}: {_shown(d.first)} and {_shown(d.second)}" for d in differing)

@@ -1,15 +1,14 @@
-"""A plan lowered to data: what is allocated, what runs, in which order, on which side.
+"""A plan lowered to data: buffers, tensors, programs, nets and commands in order.
 
-`codl.lower` makes an `Executable` without any device; `codl.runtime` loads it and then only runs
-its commands; the planner prices it; a bundle is one on disk, and an agent gets one over the wire.
+`codl.lower` makes an `Executable` without a device, `codl.runtime` loads and runs it, and the
+planner prices it. Bundles store it; agents receive it over the wire.
 
-Commands are OpenCL's own: launches go to one in-order queue, and everything else is done by the
-CPU's thread in order. A command that `signals` an event tells the CPU, which waits for it, when
-all before it on the queue is done: by an event of OpenCL's, or, of a `Raise`, by a flag. Numbers
-refer to the tuples of the executable.
+Launches go to one in-order OpenCL queue; the CPU's thread does all other commands in order. An
+event that a command `signals` is complete once the queue has finished up to that command. The event
+is OpenCL's or, for a `Raise`, a flag in memory. Numbers index the executable's tuples.
 
-A tensor is a region of a network's tensor in a buffer. Layouts are those of `codl.kernels.base`;
-the CPU's arrays are planar float32 tensors too.
+A tensor is a region of a network's tensor in a buffer. Layouts are defined in `codl.kernels.base`;
+the CPU's arrays are planar float32 tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from codl.ir.types import Direction, ImageSize, Storage
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The region `held` of the tensor `name`, shaped `shape` as a whole, in a buffer.
+    """The region `held` of the network's tensor `name`, in a buffer.
 
-    `buffer` is its number in the executable. Where channels lie in blocks of `block`, the region
-    starts at a whole block; rows lie densely.
+    `shape` is the whole tensor's, `buffer` a number in the executable. With channels in blocks of
+    `block`, the region starts at a whole block. Rows lie densely.
     """
 
     name: str
@@ -45,34 +44,34 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pixels(self) -> int:
-        """Pixels of one channel, or block of channels, of one image."""
+        """Pixels of one channel, or of one block of channels, of one image."""
         return self.held.rows.size * self.shape.w
 
     @property
     def image_stride(self) -> int:
-        """Pixels from an image to the next, of all blocks of channels; not of an `image`."""
+        """Pixels from an image to the next, over all blocks of channels; not for an `image`."""
         return self.blocks * self.pixels
 
     @property
     def bytes(self) -> int:
-        """Bytes of the images held, with their last blocks whole."""
+        """Bytes of the held images, with whole last blocks."""
         elements = self.held.images.size * self.blocks * self.block * self.pixels
         return self.storage.element_bytes * elements
 
     @property
     def image_size(self) -> ImageSize | None:
-        """Texels of all images side by side and one below the other; None of a buffer."""
+        """Texels of an `image`: blocks side by side, images below each other; None for a buffer."""
         if self.storage.layout != "image":
             return None
         rows = self.held.images.size * self.held.rows.size
         return ImageSize(self.blocks * self.shape.w, rows, self.storage.element)
 
     def lead(self, part: Region) -> int:
-        """Channels of the first block of `part` that lie before it."""
+        """Channels of the first block of `part` that lie before `part`."""
         return (part.channels.start - self.held.channels.start) % self.block
 
     def blocks_around(self, part: Region, block: int | None = None) -> Region:
-        """The region of whole blocks (or of `block` channels) that `part` lies in."""
+        """The smallest region of whole blocks (of `block` channels, if given) around `part`."""
         block, (first, last) = block or self.block, self.held.channels
         begin = part.channels.start - (part.channels.start - first) % block
         end = part.channels.stop + (first - part.channels.stop) % block
@@ -82,9 +81,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.blocks_around(part, block) == part
 
     def serves(self, part: Region) -> bool:
-        """Whether a kernel can work on `part` in place: from a block on or, where it is planar, in
-        one piece.
-        """
+        """Whether kernels can work on `part` in place: from a block, or contiguous if planar."""
         if self.storage.layout != "planar":
             return not self.lead(part)
         before = 1  # elements of the axes further out
@@ -95,10 +92,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return True
 
     def place(self, part: Region, image: int = 0) -> tuple[int, int]:
-        """The two integers that tell a kernel where one image of `part` lies, counted from its
-        first: the offset and the stride of blocks in pixels, or an image's column and row.
+        """Position of image `image` of `part`, as the two integers that kernels take.
 
-        Raises `ValueError` for a part that does not begin at a block.
+        A buffer's are offset and stride of blocks in pixels; an image's are column and row. Raises
+        `ValueError` for a part that does not begin at a block.
         """
         inner = part.within(self.held)
         image += inner.images.start
@@ -112,29 +109,29 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-#: The version of executables, and of those that have flags. All that are read, the last one first.
+#: Version of executables without and with flags, and all readable versions, the last first.
 VERSION, WITH_FLAGS = 1, 2
 VERSIONS = (WITH_FLAGS, VERSION)
 
-#: `cpu`: host memory. `gpu`: the device's. `staging`: what both map by turns. `shared`: what both
-#: see at once (fine-grained shared virtual memory). `flag`: a count that the GPU writes and the CPU
-#: looks at while kernels run (the same with atomics).
+#: `cpu`: host memory. `gpu`: device memory. `staging`: mapped by either side in turn. `shared`:
+#: visible to both sides at once (fine-grained shared virtual memory). `flag`: a counter in shared
+#: memory with atomics, which the GPU writes and the CPU polls while kernels run.
 Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared", "flag"]
-#: A flag has a cache line of its own.
+#: Bytes of a flag: one cache line.
 FLAG_BYTES = 64
 Sizes: TypeAlias = tuple[int, ...]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what an executable is made of."""
+    """Base of an executable's parts."""
 
 
 class Tagged(Record, frozen=True, tag=True):
-    """Base of records that stand where others may stand too; the `type` key tells which it is."""
+    """Base of union members; the `type` key names the class."""
 
 
 class Buffer(Record, frozen=True):
-    """Memory that starts as zeros; `image` is its size where it is an image of RGBA texels."""
+    """Memory, initially zero; `image` is its size as an image of RGBA texels."""
 
     place: Place
     bytes: int
@@ -142,7 +139,7 @@ class Buffer(Record, frozen=True):
 
 
 class Program(Record, frozen=True):
-    """OpenCL C to be compiled: the file's name, the SHA-256 of its text, the compiler's options."""
+    """OpenCL C source: its file's name, the SHA-256 of its text, and compiler options."""
 
     name: str
     text: str
@@ -153,7 +150,7 @@ class Program(Record, frozen=True):
 
 
 class Slice(Tagged, frozen=True):
-    """From one image on of a tensor's region: the memory and two integers (see `Tensor.place`)."""
+    """A tensor's region from one image on, as memory and two integers (`Tensor.place`)."""
 
     tensor: int
     region: Region
@@ -161,7 +158,7 @@ class Slice(Tagged, frozen=True):
 
 
 class Constant(Tagged, frozen=True):
-    """One packed array, in a buffer of its own, or in an image."""
+    """One packed array, in its own buffer or image."""
 
     constants: int
     name: str
@@ -169,7 +166,7 @@ class Constant(Tagged, frozen=True):
 
 
 class Scratch(Tagged, frozen=True):
-    """Memory that only the kernels of one step use."""
+    """Memory for the kernels of a single step."""
 
     buffer: int
 
@@ -177,7 +174,7 @@ class Scratch(Tagged, frozen=True):
 Argument: TypeAlias = Slice | Constant | Scratch | int | float
 
 
-# Steps: what commands are for. Spans, prices and the NumPy interpreter go by them.
+# Steps: the purpose of commands. Spans, prices and the NumPy interpreter refer to steps.
 
 
 class Access(Record, frozen=True):
@@ -188,9 +185,9 @@ class Access(Record, frozen=True):
 
 
 class GpuOp(Tagged, frozen=True):
-    """Kernels that compute a part of an op, and of the residual add that they do too.
+    """Kernels of a part of an op, with the residual add that they fuse.
 
-    `layers` and `ops` are the names and texts of what is computed, the add last.
+    `layers` and `ops` are names and texts of the computed ops, the add last.
     """
 
     label: str
@@ -212,7 +209,7 @@ class Relayout(Tagged, frozen=True):
 
 
 class Transfer(Tagged, frozen=True):
-    """A region on its way from one processor to the other, or a constant on its way in."""
+    """A copy of a region between the processors, or of a constant to one."""
 
     label: str
     direction: Direction
@@ -227,7 +224,7 @@ Step: TypeAlias = GpuOp | Relayout | Transfer
 
 
 class NetLayer(Record, frozen=True):
-    """A part of an op in a net: what it reads and writes, by the network's tensors."""
+    """A part of an op in a CPU net, with its regions of the network's tensors."""
 
     name: str
     op: str
@@ -239,7 +236,7 @@ class NetLayer(Record, frozen=True):
 
 
 class NetValue(Record, frozen=True):
-    """What enters or leaves an ncnn net or a part of one: a region of a tensor, image by image."""
+    """An input or output of an ncnn net or of its part: a region of a tensor, split by image."""
 
     tensor: str
     region: Region
@@ -248,7 +245,7 @@ class NetValue(Record, frozen=True):
 class NcnnPart(Record, frozen=True):
     """One ncnn net: its text, the arrays of its weights file in order, and its options.
 
-    `inputs` and `outputs` pair the net's blobs with numbers of values. It runs once for each image.
+    `inputs` and `outputs` pair blobs with numbers of values. The net runs once for each image.
     """
 
     param: str
@@ -260,10 +257,10 @@ class NcnnPart(Record, frozen=True):
 
 
 class NcnnNet(Tagged, frozen=True):
-    """ncnn nets, one after the other, between which values stay in ncnn's packed layout.
+    """ncnn nets in sequence, with values between them in ncnn's packed layout.
 
-    `inputs` and `outputs` say in which tensors values lie outside; `copied` are the inputs that
-    cannot be read in place.
+    `inputs` and `outputs` pair values with regions of tensors. `copied` are inputs that ncnn cannot
+    read in place.
     """
 
     label: str
@@ -274,9 +271,17 @@ class NcnnNet(Tagged, frozen=True):
     outputs: tuple[tuple[int, Access], ...]
     copied: tuple[int, ...] = ()
 
+    @property
+    def reads(self) -> list[Access]:
+        return [access for _, access in self.inputs]
+
+    @property
+    def writes(self) -> list[Access]:
+        return [access for _, access in self.outputs]
+
 
 class OnnxBinding(Record, frozen=True):
-    """An input or output of an ONNX model: its name and sizes there, and where it lies here."""
+    """An input or output of an ONNX model: its name and sizes there, its region here."""
 
     name: str
     sizes: Sizes
@@ -284,13 +289,21 @@ class OnnxBinding(Record, frozen=True):
 
 
 class OnnxNet(Tagged, frozen=True):
-    """An ONNX model for ONNX Runtime: the constant `model` has its bytes."""
+    """An ONNX model for ONNX Runtime; the constant `model` has its bytes."""
 
     label: str
     layers: tuple[NetLayer, ...]
     model: Constant
     inputs: tuple[OnnxBinding, ...]
     outputs: tuple[OnnxBinding, ...]
+
+    @property
+    def reads(self) -> list[Access]:
+        return [binding.access for binding in self.inputs]
+
+    @property
+    def writes(self) -> list[Access]:
+        return [binding.access for binding in self.outputs]
 
 
 class OpenVinoNet(OnnxNet, frozen=True, tag=True):
@@ -316,7 +329,7 @@ class Launch(Tagged, frozen=True):
 
 
 class Raise(Tagged, frozen=True):
-    """Enqueue the kernel that counts a flag up; no other command uses that buffer."""
+    """Enqueue the kernel that increments a flag; no other command uses its buffer."""
 
     step: int
     program: int
@@ -348,7 +361,7 @@ class Fill(Tagged, frozen=True):
 
 
 class Map(Tagged, frozen=True):
-    """Enqueue handing a staging buffer to the CPU, to read it or to overwrite all of it."""
+    """Enqueue a mapping of a staging buffer for the CPU, to read or to overwrite all of it."""
 
     step: int
     buffer: int
@@ -364,30 +377,28 @@ class Unmap(Tagged, frozen=True):
 
 
 class Wait(Tagged, frozen=True):
-    """Wait on the CPU for an event, however it is signalled."""
+    """Wait on the CPU for an event or a flag."""
 
     step: int
     event: int
 
 
 class Flush(Tagged, frozen=True):
-    """Let the GPU begin with what is enqueued."""
+    """Let the GPU begin with the enqueued commands."""
 
 
 Command: TypeAlias = Launch | Raise | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
 
 
 class Stage(Record, frozen=True):
-    """The commands of one chain: what is shared before it, and what each side then computes."""
+    """The commands of one chain: transfers before it, then the work of each side."""
 
     label: str
     commands: tuple[Command, ...]
 
 
 class Port(Record, frozen=True):
-    """An input or output of the network: the tensor that holds it on the CPU, and how callers see
-    it, with NumPy's name of its type.
-    """
+    """An input or output of the network: its CPU tensor, and the callers' shape and type."""
 
     tensor: int
     shape: Sizes
@@ -395,7 +406,7 @@ class Port(Record, frozen=True):
 
 
 class Refusal(Record, frozen=True):
-    """Kernels that a device does not build, allocate or launch: of a `GpuOp`, and the reason."""
+    """A `GpuOp`'s kernels that a device does not build, allocate or launch, and the reason."""
 
     label: str
     variant: str
@@ -411,12 +422,12 @@ class Refusal(Record, frozen=True):
 
 
 class Executable(Record, frozen=True):
-    """All that a target needs to run a network as a plan says.
+    """All data that a target needs to run a network by a plan.
 
-    `model`, `network` and `soc` say what it was lowered for: the model's name, the digest of its
-    structure, the SoC's name. `setup` runs once, when everything is allocated; the commands of all
-    `stages` in order are one inference. `texts` has the sources of programs by SHA-256.
-    `version` is `WITH_FLAGS` where commands raise flags, and else `VERSION`.
+    `model` is the model's name, `network` the digest of its structure, `soc` the SoC's name.
+    `setup` runs once after allocation; the commands of all `stages` are one inference. `texts` are
+    sources of programs by SHA-256. `version` is `WITH_FLAGS` if a command raises a flag, else
+    `VERSION`.
     """
 
     model: str
@@ -437,41 +448,34 @@ class Executable(Record, frozen=True):
 
     @property
     def commands(self) -> Iterator[Command]:
-        """The commands of one inference, in order."""
         for stage in self.stages:
             yield from stage.commands
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether anything but nets of the CPU runs."""
+        """Whether any command is more than a CPU net or a fill."""
         commands = (*self.setup, *self.commands)
         return not all(isinstance(command, Fill | RunNet) for command in commands)
 
     @property
     def fused(self) -> dict[str, tuple[str, ...]]:
-        """The layers that one set of kernels computes, by label, where they are several."""
+        """Layers of each label whose kernels compute several."""
         ops = (step for step in self.steps if isinstance(step, GpuOp))
         return {op.label: op.layers for op in ops if len(op.layers) > 1}
 
     def bytes(self, *places: Place) -> int:
-        """Bytes of all buffers in some places."""
         return sum(buffer.bytes for buffer in self.buffers if buffer.place in places)
 
     def digest(self, *, weights: bool = True) -> str:
-        """SHA-256 of everything, constants by their recipes: equal on every machine.
+        """SHA-256 of the executable, with constants by recipe: equal on all machines.
 
-        Without `weights` only how they are packed counts, and none is read.
+        Without `weights` only the packing of constants counts, and no weight is read.
         """
-        hook = _recipe if weights else _packing
+
+        def hook(value: Any) -> str:
+            if not isinstance(value, Constants):
+                raise NotImplementedError(f"{type(value).__name__} is not part of an executable")
+            return value.recipe if weights else value.how
+
         encoder = msgspec.json.Encoder(enc_hook=hook, order="deterministic")
         return sha256(encoder.encode(self)).hexdigest()
-
-
-def _recipe(value: Any) -> Any:
-    if isinstance(value, Constants):
-        return value.recipe
-    raise NotImplementedError(f"{type(value).__name__} is not part of an executable")
-
-
-def _packing(value: Any) -> Any:
-    return value.how if isinstance(value, Constants) else _recipe(value)

@@ -1,4 +1,4 @@
-"""A network: a model whose nodes have become operators, with weights, in topological order."""
+"""Networks: layers in topological order, each an operator with weights."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ EXACT = 1 << 24
 
 
 def as_float32(name: str, value: NDArray[Any]) -> Array:
-    """An array as float32; raises `UnsupportedError` for integers that are not exact in it."""
+    """An array as float32; raises `UnsupportedError` for integers that float32 rounds."""
     if value.dtype.kind in "iu":
         check_exact(name, value)
     return np.asarray(value, np.float32)
 
 
 def input_as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
-    """An input of a model with the declared type `type_`, as float32.
+    """A model's input of the declared type `type_`, as float32.
 
-    Raises `UnsupportedError` for float64 values beyond float32's range, or rounded by 1 or more.
+    Raises `UnsupportedError` for other types than numbers, and for float64 values beyond float32's
+    range, or rounded by 1 or more.
     """
+    if value.dtype.kind not in "biuf":
+        raise UnsupportedError(f"The input {name!r} must hold numbers, got {value.dtype}.")
     with np.errstate(over="ignore", under="ignore"):
         held = as_float32(name, value)
     if value.dtype.kind != "f" or value.dtype.itemsize <= 4:
@@ -50,10 +53,7 @@ def input_as_float32(name: str, value: NDArray[Any], type_: str) -> Array:
 
 
 def output_as(name: str, value: Array, type_: str) -> NDArray[Any]:
-    """An output in the type that the model declares.
-
-    Raises `UnsupportedError` for integers that float32 may have rounded.
-    """
+    """An output in its declared type; raises `UnsupportedError` for possibly rounded integers."""
     dtype = np.dtype(type_)
     if dtype.kind in "iu" and dtype.itemsize > 2:
         largest = float(np.fmax.reduce(np.abs(value), axis=None, initial=0.0))
@@ -66,7 +66,7 @@ def output_as(name: str, value: Array, type_: str) -> NDArray[Any]:
 
 
 def check_exact(name: str, value: NDArray[Any]) -> None:
-    """Raise `UnsupportedError` for integers that are not exact in float32."""
+    """Raise `UnsupportedError` for integers beyond float32's exact range."""
     if not value.size:
         return
     largest = max(float(value.max()), -float(value.min()))
@@ -78,7 +78,7 @@ def check_exact(name: str, value: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """An operator with the tensors that it reads and writes, and its weights."""
+    """An operator with its weights, and the tensors that it reads and writes."""
 
     name: str
     op: Op
@@ -88,20 +88,18 @@ class Layer:
 
     @property
     def structure(self) -> Layer:
-        """The layer without weights, also without those inside an ONNX subgraph."""
+        """The layer without weights and without an ONNX subgraph's model."""
         op = replace(self.op, model=b"") if isinstance(self.op, OnnxModel) else self.op
         return replace(self, op=op, weights={})
 
 
 @dataclass(frozen=True)
 class Network:
-    """Layers in topological order.
+    """Layers in topological order, with inputs, outputs and constants.
 
-    `shapes` has the nchw shape of each tensor, and `outputs` the tensor of each output with the
-    shape that the model declares. `constants` are tensors that never change, shaped nchw. All
-    tensors are float32; `types` has the NumPy type names of inputs and outputs that the model
-    declares otherwise. `content` is the content digest of a network whose weights are elsewhere, as
-    in a bundle.
+    `outputs` has each output's tensor, and the shape that the model declares. `constants` are nchw.
+    All tensors are float32; `types` has NumPy type names of inputs and outputs declared otherwise.
+    `content` is the content digest where the weights are elsewhere, as in a bundle.
     """
 
     name: str
@@ -120,7 +118,7 @@ class Network:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the structure without weights, in plans and datasets."""
+        """Digest of the structure without weights, for plans and datasets."""
         lines = [
             f"{layer.name} {to_text(layer.op)} {','.join(layer.inputs)} {layer.output}"
             for layer in self.layers
@@ -130,7 +128,7 @@ class Network:
 
     @cached_property
     def content_digest(self) -> str:
-        """Identifies structure and weights; reads all weights once."""
+        """Digest of structure and weights; reads all weights once."""
         if self.content:
             return self.content
         named = [(f"{x.name} {name}", w) for x in self.layers for name, w in x.weights.items()]
@@ -145,9 +143,9 @@ class Network:
 
     @cached_property
     def private_constants(self) -> frozenset[str]:
-        """Constants with a single reader that are not outputs.
+        """Constants with a single reader that are no outputs.
 
-        Each processor has the regions that it needs from the start, in that layer's storage.
+        Each processor gets its regions of them before the first run, in the reader's storage.
         """
         results = {holder for holder, _ in self.outputs.values()}
         return frozenset(

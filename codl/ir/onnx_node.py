@@ -1,21 +1,22 @@
-"""One ONNX node as plain data."""
+"""ONNX nodes as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import onnx
 
+#: Location that `stand_in` writes; it names no file.
+FILE = "weights"
+
 
 @dataclass(frozen=True)
 class Node:
-    """One node; `attributes` are ONNX's, as Python values, and `type` is as `type_of` has it.
-
-    `proto` is the node as the model has it, where it is from a model.
-    """
+    """A node: `type` as of `type_of`, `attributes` in Python; `proto` is the model's own node."""
 
     name: str
     type: str
@@ -26,19 +27,19 @@ class Node:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that it needs, those that its attributes' graphs take from outside too."""
+        """All tensors that the node reads, also in the graphs of its attributes."""
         captured = () if self.proto is None else _captured(self.proto)
         return (*(name for name in self.inputs if name), *captured)
 
 
 def type_of(node: onnx.NodeProto) -> str:
-    """What a node computes: ONNX's own by its name, `com.microsoft.Gelu` for one of a domain."""
+    """The operator's name; outside ONNX's own domain with the domain: `com.microsoft.Gelu`."""
     is_standard = node.domain in ("", "ai.onnx")
     return str(node.op_type) if is_standard else f"{node.domain}.{node.op_type}"
 
 
 def _captured(node: onnx.NodeProto) -> list[str]:
-    """What the graphs in a node's attributes read and do not make."""
+    """Outer tensors that graphs in a node's attributes read."""
     captured: dict[str, None] = {}
     for attribute in node.attribute:
         graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
@@ -51,3 +52,14 @@ def _captured(node: onnx.NodeProto) -> list[str]:
             results = (item.name for item in graph.output)
             captured |= dict.fromkeys(name for name in results if name not in made)
     return list(captured)
+
+
+def stand_in(item: Any, name: str, kind: int, sizes: Sequence[int]) -> None:
+    """Make the `TensorProto` `item` an external initializer of ONNX type `kind`."""
+    from onnx import TensorProto, helper
+
+    item.name, item.data_type, item.data_location = name, kind, TensorProto.EXTERNAL
+    item.dims.extend(sizes)
+    length = prod(sizes) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    for key, value in {"location": FILE, "offset": 0, "length": length}.items():
+        item.external_data.add(key=key, value=str(value))

@@ -1,9 +1,9 @@
-"""Operators as one line of text, the same in files, errors and on the command line.
+"""Operators as one line of text, in files, errors and commands.
 
     conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1 groups=1 act=relu
 
-Fields at their default are left out when written; `pad` takes one number, or top,left,bottom,right;
-`kernel`, `stride` and `dilation` take one number or HxW; `act` takes its parameters after colons.
+Fields at their defaults are left out. `pad` takes one number, or top,left,bottom,right. `kernel`,
+`stride` and `dilation` take one number or HxW; `act` takes parameters after colons.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache, lru_cache
 from math import prod
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir.ops.base import ACTIVATIONS, OP_TYPES, Activation, Op, Pad
@@ -20,17 +20,17 @@ from codl.ir.ops.nd import Numbers, Sizes
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape
 
-#: Fields come in this order; others, by their names, before the activation.
+#: The order of fields; all others come by name, before the activation.
 ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")
-#: Windows have at least one element, and go on by at least one.
+#: Fields of windows that must be at least 1.
 STEPS = ("kernel", "stride", "dilation")
-#: No size of an op is larger, nor has a tensor more elements: kernels count in 32 bits.
+#: The largest size, and the most elements of a tensor: kernels count in 32 bits.
 MOST = (1 << 31) - 1
 SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "act"}
 
 
 def to_text(op: Op) -> str:
-    """The op as one line; equal ops give equal lines."""
+    """An op as one line; equal ops give equal lines."""
     words = {
         key: _write(getattr(op, field.name))
         for key, field in _fields(type(op)).items()
@@ -42,7 +42,7 @@ def to_text(op: Op) -> str:
 
 
 def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
-    """The fields that an op is made of, by their short names."""
+    """The fields of an op that its text has, by short name."""
     return {
         SHORT.get(field.name, field.name): field
         for field in fields(cls)
@@ -52,12 +52,12 @@ def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
 
 @cache
 def _types(cls: Any) -> Mapping[str, Any]:
-    """The types of an op's fields; finding them takes longer than reading a text."""
+    """The types of an op's fields; cached, as finding them takes longer than parsing."""
     return get_type_hints(cls)
 
 
 def parse(text: str) -> Op:
-    """Read what `to_text` or a person wrote; raises `CodlError` with the word that is wrong."""
+    """The op of a line of text; raises `CodlError` with the wrong word."""
     kind = text.split(maxsplit=1)[0] if text.strip() else ""
     cls: Any = OP_TYPES.find(kind)
     op: Op = _parse(cls, text)
@@ -77,20 +77,16 @@ def _parse(cls: Any, text: str) -> Op:
         values[fields_of[key].name] = read = _read(cls, fields_of[key], value)
         if key in STEPS and min(read if isinstance(read, tuple) else (read,)) < 1:
             raise CodlError(f"{key} of the op {text!r} must be at least 1, got {value}.")
-    missing = [key for key, f in fields_of.items() if _is_required(f) and f.name not in values]
-    if missing:
+    required = [key for key, field in fields_of.items() if field.default is MISSING]
+    if missing := [key for key in required if fields_of[key].name not in values]:
         raise CodlError(f"The op {text!r} lacks {', '.join(missing)}.")
     op: Op = cls(**values)
     _check(op, text)
     return op
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 def _check(op: Op, text: str) -> None:
-    """Refuse ops whose numbers do not fit together."""
+    """Raise `CodlError` for an op whose numbers do not fit together."""
     if any(size < 1 for shape in op.inputs for size in shape):
         raise CodlError(f"The op {text!r} has an empty input ({', '.join(map(str, op.inputs))}).")
     if op.problem is not None:
@@ -115,12 +111,8 @@ def _write(value: Any) -> str:
 
 
 def _sizes(value: tuple[float, ...]) -> str:
-    """Numbers joined by x; a tuple of none is a dash."""
+    """Numbers joined by x; a dash for an empty tuple."""
     return "x".join(str(item) for item in value) or "-"
-
-
-def _read_sizes(text: str) -> tuple[int, ...]:
-    return () if text == "-" else tuple(int(size) for size in text.split("x"))
 
 
 def _read(cls: Any, field: Field[Any], text: str) -> Any:
@@ -130,16 +122,14 @@ def _read(cls: Any, field: Field[Any], text: str) -> Any:
         if text not in get_args(kind):
             raise UnknownNameError(f"{key} of {cls.kind}", text, get_args(kind))
         return text
-    if kind is str:
-        return text
-    reader = READERS.get(kind)
-    if reader is None:
+    if kind not in READERS:
         raise TypeError(f"{cls.__name__}.{field.name} is a {kind}: op_text cannot read such.")
+    read, example = READERS[kind]
     try:
-        return reader.read(text)
+        return read(text)
     except (ValueError, TypeError) as error:
         raise CodlError(
-            f"Cannot read {key}={text!r} of a {cls.kind}: expected something like {reader.example}."
+            f"Cannot read {key}={text!r} of a {cls.kind}: expected something like {example}."
         ) from error
 
 
@@ -151,51 +141,38 @@ def _read_activation(text: str) -> Activation:
 
 
 def _whole(text: str, least: int = 0) -> int:
-    """A whole number of such a size; raises `ValueError` for another one."""
+    """An integer from `least` to `MOST`; raises `ValueError` for any other text."""
     number = int(text)
     if not least <= number <= MOST:
         raise ValueError(f"{number} is out of range")
     return number
 
 
-def _read_pad(text: str) -> Pad:
-    sides = [_whole(v) for v in text.split(",")]
-    return Pad(*(sides * 4 if len(sides) == 1 else sides))
+def _list(text: str, read: Callable[[str], Any] = _whole, *, by: str = "x") -> list[Any]:
+    return [] if text == "-" else [read(item) for item in text.split(by)]
 
 
-def _read_size2(text: str) -> Size2:
-    sizes = [_whole(v) for v in text.split("x")]
-    return Size2(*(sizes * 2 if len(sizes) == 1 else sizes))
+def _sides(sides: list[int], count: int) -> list[int]:
+    """Sizes of all sides; a single one is that of each."""
+    return sides * count if len(sides) == 1 else sides
 
 
-def _read_shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(Shape(*(_whole(v) for v in shape.split("x"))) for shape in text.split(","))
-
-
-def _read_numbers(text: str) -> tuple[float, ...]:
-    return () if text == "-" else tuple(float(number) for number in text.split("x"))
-
-
-class FieldReader(NamedTuple):
-    """How fields of one type are read; `example` is a text that can be."""
-
-    read: Callable[[str], Any]
-    example: str
-
-
-#: How a field's text is read, by the field's type; `Literal` and `str` are read as they are.
-READERS: Mapping[Any, FieldReader] = {
-    Activation: FieldReader(_read_activation, "relu or clip:0:6"),
-    Pad: FieldReader(_read_pad, "1 or 1,1,0,1"),
-    Size2: FieldReader(_read_size2, "3 or 3x3"),
-    Shape: FieldReader(lambda text: _read_shapes(text)[0], "1x64x56x56"),
-    tuple[Shape, ...]: FieldReader(_read_shapes, "1x64x56x56"),
-    tuple[Sizes, ...]: FieldReader(
-        lambda text: tuple(map(_read_sizes, text.split(","))), "1x64,64"
+#: Readers by type of field, each with an example; `Literal` needs none.
+READERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
+    Activation: (_read_activation, "relu or clip:0:6"),
+    Pad: (lambda text: Pad(*_sides(_list(text, by=","), 4)), "1 or 1,1,0,1"),
+    Size2: (lambda text: Size2(*_sides(_list(text), 2)), "3 or 3x3"),
+    Shape: (lambda text: Shape(*_list(text)), "1x64x56x56"),
+    tuple[Shape, ...]: (
+        lambda text: tuple(Shape(*_list(shape)) for shape in text.split(",")), "1x64x56x56"
     ),
-    Sizes: FieldReader(_read_sizes, "1x64"),
-    Numbers: FieldReader(_read_numbers, "0.5x2"),
-    bool: FieldReader(lambda text: bool(int(text)), "0 or 1"),
-    int: FieldReader(lambda text: _whole(text, -MOST), "a number"),
-    float: FieldReader(float, "a number"),
-}
+    tuple[Sizes, ...]: (
+        lambda text: tuple(tuple(_list(sizes, int)) for sizes in text.split(",")), "1x64,64"
+    ),
+    Sizes: (lambda text: tuple(_list(text, int)), "1x64"),
+    Numbers: (lambda text: tuple(_list(text, float)), "0.5x2"),
+    str: (str, "a name"),
+    bool: (lambda text: bool(int(text)), "0 or 1"),
+    int: (lambda text: _whole(text, -MOST), "a number"),
+    float: (float, "a number"),
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""A plan: the chains of one model on one SoC, with variant, dimension and ratio; a JSON file."""
+"""Plans: the chains of a model on a SoC, with variants, dimension and ratio."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from codl import files, yaml_file
+from codl import files
 from codl.errors import InvalidFileError, MismatchError
+from codl.ir import yaml_file
 from codl.ir.constants import digest
 from codl.ir.environment import Environment
 from codl.ir.network import Layer, Network
@@ -24,10 +25,10 @@ from codl.ir.types import Processor
 
 @dataclass(frozen=True)
 class OpFallback:
-    """A replacement of a kernel variant: an op that is wrong in `variant` runs in `instead`.
+    """A replacement of a kernel variant: an op with wrong results in `variant` runs in `instead`.
 
-    Where `instead` is a variant of the other processor, the whole op runs there. `op` is the name
-    of a layer in a plan, and the text of an op in a SoC file, where it covers the op's parts too.
+    If `instead` is a variant of the other processor, the whole op runs there. `op` is a layer's
+    name in a plan. In a SoC file it is an op's text, which covers parts of the op too.
     """
 
     op: str
@@ -42,10 +43,7 @@ class OpFallback:
 
 
 def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> list[OpFallback]:
-    """The fallbacks of a SoC that apply to an op, or to a part of an op, on a processor.
-
-    Raises `CodlError` for an op text that cannot be parsed.
-    """
+    """A SoC's fallbacks for an op or a part of it; raises `CodlError` for an invalid op text."""
     return [
         fallback
         for fallback in fallbacks
@@ -57,7 +55,7 @@ def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> l
 
 @lru_cache(maxsize=4096)
 def _is_part(part: Op, text: str) -> bool:
-    """True where an op equals the op of a text, or a part of it cut along one dimension."""
+    """Whether `part` equals the op of a text, or a part of it cut along one dimension."""
     whole = parse(text)
     if part == whole:
         return True
@@ -80,10 +78,10 @@ Predicted: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers, by name, that run at one dimension and ratio with no data sharing inside.
+    """Layers, by name, at one dimension and ratio without data sharing inside.
 
-    `gpu_ratio`: 0 = CPU only, 1 = GPU only. `variants` names the kernel variant of every layer on
-    every processor that has a part of it.
+    `gpu_ratio` is 0 for the CPU alone and 1 for the GPU alone. `variants` names each layer's kernel
+    variant on each processor with a part of it.
     """
 
     ops: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -93,15 +91,15 @@ class Chain:
 
     @property
     def label(self) -> str:
-        """The names of the first and the last layer."""
+        """Names of the first and the last layer."""
         return self.ops[0] if len(self.ops) == 1 else f"{self.ops[0]} ... {self.ops[-1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOrigin:
-    """What a plan was made with: codl's version and commit, and digests of dataset and tuning.
+    """Provenance of a plan: codl's version and commit, digests of dataset and tuning.
 
-    `environment` is that of the machine on which plans ran, None where none ran.
+    `environment` is the environment in which plans ran, None if none ran.
     """
 
     codl: str
@@ -113,16 +111,15 @@ class PlanOrigin:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model runs.
+    """Chains of a model with their variants, and the prediction behind them.
 
-    `sharing` is "gather" where each processor gets the whole of a tensor that it reads from (the
-    paper's way), and "missing" where only missing regions move. `predicted_ms` is None without a
-    prediction. `digest` identifies the model's structure. `source` names the origin of the
-    latencies behind the prediction. `not_counted` lists layers and directions of data sharing that
-    count as 0, and `estimated` layers without a predictor on a processor, which are estimated from
-    rates of computing and moving bytes. `method` is the search method, with `exact` where no better
-    plan of these chains exists. `predicted_mj` is set where energy counted. `fallbacks` are layers
-    that run in another variant than the strategy chose, because that one was wrong.
+    `sharing` is "gather" if each processor gets whole tensors (the paper's way), or "missing" if
+    only missing regions move. `predicted_ms` is None without a prediction. `digest` identifies the
+    model's structure, `source` the latencies behind the prediction. `not_counted` lists layers and
+    directions of data sharing priced at 0. `estimated` lists layers priced by rates of computing
+    and moving bytes, for want of a predictor. `method` is the search method, with `exact` if no
+    better plan of these chains exists. `predicted_mj` is set if energy counted. `fallbacks` replace
+    variants with wrong results.
     """
 
     model: str
@@ -139,22 +136,22 @@ class Plan:
     estimated: tuple[str, ...] = ()
     predicted_mj: Predicted | None = None
     fallbacks: tuple[OpFallback, ...] = ()
-    #: Known of plans in files.
+    #: Set for plans from files.
     origin: PlanOrigin | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the chains, variants, sharing, model and SoC of a plan."""
+        """Digest of a plan's chains, variants, sharing, model and SoC."""
         running = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
         return digest({"model": self.digest, "soc": self.soc, **running})[:16]
 
     @property
     def is_split(self) -> bool:
-        """True where both processors compute."""
+        """Whether both processors compute."""
         return {chain.gpu_ratio for chain in self.chains} not in ({0.0}, {1.0}, set())
 
     def check(self, network: Network, soc: str) -> None:
-        """Raise `MismatchError` where this plan was made for another model or SoC."""
+        """Raise `MismatchError` for another model or SoC than the plan's."""
         if self.digest != network.digest:
             raise MismatchError(
                 f"The plan is for the model {self.model!r} (structure {self.digest}), not for "
@@ -165,7 +162,7 @@ class Plan:
             raise MismatchError(f"The plan is for the SoC {self.soc!r}, not for {soc!r}.")
 
     def layers(self, network: Network) -> list[tuple[Chain, tuple[Layer, ...]]]:
-        """Every chain with its layers; raises `MismatchError` unless each layer is in one chain."""
+        """Chains with their layers; raises `MismatchError` unless each layer is in one chain."""
         by_name = {layer.name: layer for layer in network.layers}
         planned = [name for chain in self.chains for name in chain.ops]
         if planned != list(by_name):
@@ -184,12 +181,12 @@ class Plan:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan; raises `InvalidFileError` with the key that is missing, unknown or wrong."""
+    """Read a plan; raises `InvalidFileError` with the missing, unknown or wrong key."""
     return read_plan(files.read_json(Path(path), fix=FIX), Path(path))
 
 
 def read_plan(content: Any, path: Path) -> Plan:
-    """A plan from what the file `path` holds; raises as `load_plan` does."""
+    """A plan from the content of the file `path`; raises as `load_plan` does."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InvalidFileError(path, f"expected a plan of version {VERSION}.", where="version")
     fields = {key: value for key, value in content.items() if key != "version"}

@@ -1,7 +1,7 @@
-"""Shapes of tensors and box-shaped regions of them.
+"""Shapes of tensors, and box-shaped regions of tensors.
 
-A split hands every processor a `Region` of an operator's output; what it needs of the inputs is a
-`Region` again. Halos, chains and data sharing are all arithmetic on these.
+A split gives each processor a `Region` of an operator's output, which needs a `Region` of each
+input. Halos, chains and data sharing are arithmetic on regions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """A tensor's shape, always written as batch, channels, height, width (nchw)."""
+    """A tensor's shape: batch, channels, height, width (nchw)."""
 
     n: int
     c: int
@@ -32,9 +32,9 @@ class Shape(NamedTuple):
 
 
 def as_nchw(sizes: tuple[int, ...]) -> Shape:
-    """Any sizes as nchw, in the same order: ones added behind, axes past the fourth merged.
+    """Sizes as nchw in the same order: ones appended, axes past the fourth merged.
 
-    A single axis is channels: as many images would be as many launches.
+    A single axis becomes channels, as images would each take a launch.
     """
     if len(sizes) == 1:
         return Shape(1, sizes[0], 1, 1)
@@ -53,23 +53,11 @@ class Span(NamedTuple):
         return max(self.stop - self.start, 0)
 
     def clip(self, size: int) -> Span:
-        """The part that lies in 0 ... size."""
+        """The part within 0 ... size."""
         return Span(min(max(self.start, 0), size), min(max(self.stop, 0), size))
 
-    def join(self, other: Span) -> Span:
-        """The smallest span that covers both; an empty span covers nothing."""
-        if not self.size:
-            return other
-        if not other.size:
-            return self
-        return Span(min(self.start, other.start), max(self.stop, other.stop))
-
-    def in_steps(self, step: int) -> Span:
-        """The smallest span around this one that begins and ends at a multiple of `step`."""
-        return Span(self.start // step * step, -(-self.stop // step) * step)
-
     def since(self, first: int) -> Span:
-        """The same indices counted from `first`."""
+        """The same indices, counted from `first`."""
         return Span(self.start - first, self.stop - first)
 
 
@@ -90,13 +78,12 @@ class Region(NamedTuple):
         return n0 >= n1 or c0 >= c1 or y0 >= y1
 
     def shape(self, of: Shape) -> Shape:
-        """The shape of this region of a tensor shaped `of`."""
         (n0, n1), (c0, c1), (y0, y1) = self
         return Shape(max(n1 - n0, 0), max(c1 - c0, 0), max(y1 - y0, 0), of.w)
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:
-        """What cuts this region from an array shaped (images, channels, rows, columns)."""
+        """Slices of this region in an array shaped (images, channels, rows, columns)."""
         return slice(*self.images), slice(*self.channels), slice(*self.rows)
 
     def join(self, other: Region) -> Region:
@@ -114,7 +101,7 @@ class Region(NamedTuple):
         )
 
     def meet(self, other: Region) -> Region:
-        """What lies in both; empty where nothing does."""
+        """The intersection, which may be empty."""
         (n0, n1), (c0, c1), (y0, y1) = self
         (m0, m1), (d0, d1), (z0, z1) = other
         n0, c0, y0 = max(n0, m0), max(c0, d0), max(y0, z0)
@@ -128,7 +115,7 @@ class Region(NamedTuple):
         return other.is_empty or self.meet(other) == other
 
     def minus(self, other: Region) -> tuple[Region, ...]:
-        """What is here and not in `other`, as disjoint boxes (at most six)."""
+        """The region without `other`, as disjoint boxes (at most six)."""
         common = self.meet(other)
         if common.is_empty:
             return () if self.is_empty else (self,)
@@ -147,12 +134,12 @@ class Region(NamedTuple):
         return tuple(pieces)
 
     def led_by(self, channels: int) -> Region:
-        """This region and the `channels` before it."""
+        """This region, extended by `channels` in front."""
         first, last = self.channels
         return self._replace(channels=Span(first - channels, last))
 
     def within(self, outer: Region) -> Region:
-        """The same region counted from the first image, channel and row of `outer`."""
+        """The same region, counted from the first image, channel and row of `outer`."""
         return Region(*(mine.since(its.start) for mine, its in zip(self, outer, strict=True)))
 
     def __str__(self) -> str:

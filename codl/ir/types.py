@@ -1,4 +1,4 @@
-"""Words that every stage uses: processors, storages of tensors, and ways of data sharing."""
+"""Names of processors, layouts, element types, precisions and ways of data sharing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ ConstantArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16] | NDArray[n
 
 
 class LayoutTraits(NamedTuple):
-    """`memory` is what a SoC file calls tensors that lie so, whatever op made them; None where only
-    some ops' own tensors do. `suffix` ends the names of kernel variants for it.
-    """
+    """A layout's name in SoC files (None: only some ops' own tensors) and in variants' names."""
 
     memory: str | None
     suffix: str = ""
 
 
 class ElementTraits(NamedTuple):
-    """The size of an element, and what ends the names of kernel variants for it."""
+    """Bytes of an element, and its suffix in names of kernel variants."""
 
     bytes: int
     suffix: str = ""
 
 
-#: All layouts and types of element that tensors on the GPU have. What a layout means is said in
-#: `codl.kernels.base`; how tensors get from one to another in `codl.kernels.layout.transform`.
+#: Layouts and element types of GPU tensors. `codl.kernels.base` defines the layouts,
+#: `codl.kernels.layout` converts them.
 LAYOUTS: Mapping[Layout, LayoutTraits] = {
     "blocked": LayoutTraits("buffer"),
     "planar": LayoutTraits(None),
@@ -45,28 +43,28 @@ ELEMENTS: Mapping[Element, ElementTraits] = {
     "float32": ElementTraits(4),
     "float16": ElementTraits(2, "_fp16"),
 }
-#: What ends the names of kernel variants by the type that they multiply in.
+#: Suffixes of kernel variants by the type of their multiplications.
 ARITHMETIC: Mapping[Element, str] = {"float32": "", "float16": "_arithmetic"}
 
 
 def arithmetic_of(variant: str) -> Element:
-    """The type that a variant multiplies in, by its name."""
+    """The type of a variant's multiplications, by its name."""
     return "float16" if variant.endswith(ARITHMETIC["float16"]) else "float32"
 
 
 def narrowest(elements: Iterable[Element]) -> Element:
-    """Of types the one with the fewest bytes; float32 of none."""
+    """The type with the fewest bytes; float32 for no types."""
     return min(elements, key=lambda element: ELEMENTS[element].bytes, default="float32")
 
 
 class PrecisionTraits(NamedTuple):
-    """What the GPU stores tensors as, and the narrowest type that it multiplies in."""
+    """The type of the GPU's tensors, and the narrowest type of its multiplications."""
 
     element: Element
     arithmetic: Element
 
 
-#: What a model may be asked to run in. In `half` long sums are of float32 all the same.
+#: Precisions of a model. In `half`, long sums are still float32.
 PRECISIONS: Mapping[str, PrecisionTraits] = {
     "float32": PrecisionTraits("float32", "float32"),
     "half_storage": PrecisionTraits("float16", "float32"),
@@ -76,7 +74,7 @@ PRECISIONS: Mapping[str, PrecisionTraits] = {
 
 @dataclass(frozen=True)
 class Storage:
-    """How a tensor lies on the GPU, and the type that its elements are stored as."""
+    """Layout and element type of a tensor on the GPU."""
 
     layout: Layout = "blocked"
     element: Element = "float32"
@@ -87,7 +85,7 @@ class Storage:
 
     @property
     def suffix(self) -> str:
-        """What the names of variants for this storage end in; "" for the usual one."""
+        """Suffix of variant names for this storage; "" for the default."""
         return LAYOUTS[self.layout].suffix + ELEMENTS[self.element].suffix
 
     def __str__(self) -> str:
@@ -100,14 +98,14 @@ PLANAR = Storage("planar")
 PLANAR_HALF = Storage("planar", "float16")
 IMAGE = Storage("image")
 IMAGE_HALF = Storage("image", "float16")
-#: Every storage, and those that a SoC may have for all of its tensors, which are shared.
+#: All storages, and the storages that a SoC may use for all its tensors.
 STORAGES = tuple(Storage(layout, element) for layout in LAYOUTS for element in ELEMENTS)
 SHARED_STORAGES = tuple(storage for storage in STORAGES if LAYOUTS[storage.layout].memory)
 
 
 @dataclass(frozen=True)
 class ImageSize:
-    """An image of RGBA texels: its size in texels, and the type of their elements."""
+    """Size of an image of RGBA texels, in texels, with its element type."""
 
     width: int
     height: int
@@ -115,7 +113,7 @@ class ImageSize:
 
     @classmethod
     def of(cls, values: ConstantArray) -> ImageSize:
-        """The image that holds `values`, shaped (rows, columns, 4)."""
+        """The size of the image for `values` shaped (rows, columns, 4)."""
         rows, columns, _ = values.shape
         return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")
 
@@ -127,8 +125,8 @@ class ImageSize:
         return f"an image of {self.width}x{self.height} {self.element} texels"
 
 
-#: Data sharing: from the CPU to the GPU, back, into the CPU's net and from there to where others
-#: can read, of ncnn or of another library; and a copy on the GPU from its usual layout to another.
+#: Ways of data sharing: CPU to GPU, GPU to CPU, and between layouts on the GPU. `load` and `store`
+#: are into and out of a net of ncnn, or of ONNX Runtime (`ort`) or OpenVINO.
 Direction: TypeAlias = Literal[
     "to_gpu",
     "to_cpu",
@@ -140,5 +138,5 @@ Direction: TypeAlias = Literal[
     "store_openvino",
     "relayout",
 ]
-#: What it takes one processor to know of the other's work, by the names of what is measured.
+#: Costs of signalling between the processors, by names of measurements.
 Signalling: TypeAlias = Literal["first_launch", "event_wait", "flag_wait"]

@@ -2,112 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from codl.errors import CodlError, DeviceError, InterruptedCommandError
+from codl.errors import CodlError, InterruptedCommandError, UnknownNameError
 from codl.frontend.models import MEASURED
-from codl.ir import Op
+from codl.ir.records import soc as socs
+from codl.ir.records.results import Digests
+from codl.ir.records.soc import Soc
+from codl.ir.records.tuned import Tuned
 from codl.jobs import options as opt
-from codl.jobs.job import Job, Reporter, function
-from codl.jobs.model import controlled
-from codl.jobs.options import option
+from codl.jobs.options import DeviceJob, function, option, recorded, soc_on
 from codl.kernels.tuning import Tuning
+from codl.machine import cache
 from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C, LONGEST_S, tuning_file
 from codl.measure.budget import GRACE_S, Budget
-from codl.measure.collector import Collected
-from codl.measure.collector import collect as collect_tasks
+from codl.measure.collector import Collected, Collection, check_is_new
 from codl.measure.dataset import Dataset
-from codl.measure.dataset_writer import check_is_new
-from codl.measure.devices_at_work import DeviceStatus
 from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, check_sources, load_ops
-from codl.measure.tuner import BUDGET_S, tasks_before, tune_briefly
-from codl.records.soc import Soc
-from codl.targets.base import Target
+from codl.measure.tuner import FINAL, TuneTask, cut_short, tune_tasks
+from codl.targets.base import environment_of
 from codl.targets.connect import connect, transport_of
-from codl.targets.detect import load_measured
-from codl.targets.environment import environment_of
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
 
-#: At most this part of what a budget has left is tuned in, and so long is measured in any case.
-TUNING, LEAST_S = 0.15, 1.0
+#: So long is measured in any case.
+LEAST_S = 1.0
 #: The part of a budget that is left for a last look at what came of it; or the seconds that takes
 #: with a few hundred rows, where these are more, but not more than half of the budget.
 LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
 
 
-SerialsOption = Annotated[
-    str | Sequence[str],
-    option(
-        "--serial",
-        "--on",
-        help=f"A device: {opt.SERIALS}. By default {opt.HERE}; may be repeated, for several "
-        "devices of the same SoC that share the work.",
-        read=opt.known_serials,
-        many=True,
-    ),
-]
-ModelsOption = Annotated[
-    Sequence[str],
-    option(
-        "--models",
-        help=f"Models whose ops are measured, {opt.BY_COMMAS}. By default "
-        "{codl.frontend.models:MEASURED}; and some ops of attention.",
-        read=opt.names_of,
-        many=True,
-        metavar="A,B",
-    ),
-]
 SharesOption = Annotated[
     Sequence[float] | None,
     option(
         "--shares",
-        help="A processor's shares of an op's output, 0 ... 1, by commas: "
-        "{codl.measure.tasks:SHARES} by default; with a budget {codl.measure.tasks:FEW_SHARES}.",
+        help="Shares of an op's output to measure, by commas: {codl.measure.tasks:SHARES} by "
+        "default; with a budget {codl.measure.tasks:FEW_SHARES}.",
         read=opt.read_shares,
-    ),
-]
-SimilarOption = Annotated[
-    int | None,
-    option(
-        "--similar",
-        least=0,
-        help="How many similar ops to measure: those that the networks of --models would have for "
-        "other image sizes or widths. By default 0; with a budget as many as there is time for, "
-        "{codl.measure.measurement_order:MOST_SIMILAR} at most.",
-    ),
-]
-BatchesOption = Annotated[
-    Sequence[int],
-    option(
-        "--batch",
-        least=2,
-        most=opt.MOST_IMAGES,
-        many=True,
-        help="Measure some ops for this many images at once, too; may be repeated. Without it, "
-        "N images are predicted to take N times as long as one.",
-    ),
-]
-SamplesOption = Annotated[
-    int | None, option("--samples", least=1, help="Stop after this many measurements.")
-]
-ResumeOption = Annotated[
-    bool, option("--resume", help="Add to the dataset that is there, and measure what it lacks.")
-]
-TuneOption = Annotated[
-    bool,
-    option(
-        "--tune/--no-tune",
-        help="Before the first row, find in some seconds how large the tiles of convolutions "
-        "should be on an OpenCL device that is a CPU.",
     ),
 ]
 
@@ -123,20 +62,10 @@ class Agenda:
     time_s: float | None = None
     learner: ActiveLearner | None = None
 
-    def answered_by(self, replay: Target, reporter: Reporter) -> Agenda:
-        """The same of the tasks that a replay has rows of; notes the number of the others."""
-        tasks = [task for task in self.tasks if replay.can_measure(task)]
-        if left := len(self.tasks) - len(tasks):
-            reporter.note(
-                f"{left} of {len(self.tasks)} measurements are left out: the replay has no row of "
-                "them"
-            )
-        return replace(self, tasks=tasks)
-
 
 @dataclass(frozen=True)
 class CollectRun:
-    """What a collection wrote, why it ended, and what its dataset is good for where known."""
+    """A collection: its dataset, the reason of its end, and the expected accuracy where known."""
 
     dataset: Dataset
     done: Collected
@@ -147,41 +76,51 @@ class CollectRun:
         return {**asdict(self.done), "expected": self.expected}
 
     def check(self) -> None:
-        """Raise `CodlError` where a device ended it."""
+        """Raise `CodlError` if a device ended it."""
         if self.done.reason:
             raise CodlError(f"{self.done.reason} All rows so far are kept, and --resume goes on.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collect(Job):
-    """Measure ops in every kernel variant of both processors, and what data sharing costs.
+class Collect(DeviceJob):
+    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
 
-    `ops` may name models, too. Without `models` and `ops` the built-in ones are measured, and some
-    ops of attention. Several serials are devices of the same SoC that share the work. Progress is
-    shown with what `shown` makes of the state of each device. Raises `CodlError` for an invalid
-    limit or a missing model or file, `DeviceError` where no device is left, and
-    `InterruptedCommandError` at Ctrl-C; all rows so far are kept, and `resume` goes on.
+    Without `models` and `ops` it measures the built-in models and ops of attention. The device
+    gets this codl's agent unless `install` is off, and completes the published facts of its chip.
+    Raises `CodlError` for an invalid limit or a missing file, `DeviceError` without a device,
+    `MismatchError` where a device is another chip, and `InterruptedCommandError` at Ctrl-C; rows
+    are kept, and `resume` continues.
 
     >>> codl.collect("host", budget_s=600).expected
     """
 
     soc: opt.SocOption = field(default="host", kw_only=False)
-    serial: SerialsOption = opt.HERE
-    models: ModelsOption = ()
+    models: Annotated[
+        Sequence[str],
+        opt.list_option(
+            "--models",
+            "Models to measure; by default {codl.frontend.models:MEASURED} and attention ops",
+        ),
+    ] = ()
     ops: opt.OpsOption = ()
     shares: SharesOption = None
-    similar: SimilarOption = None
-    batches: BatchesOption = ()
+    similar: Annotated[
+        int | None,
+        option(
+            "--similar",
+            least=0,
+            help="Similar ops to measure, of other image sizes or widths of the models. By default "
+            "0; with a budget {codl.measure.measurement_order:MOST_SIMILAR} at most.",
+        ),
+    ] = None
     budget_s: opt.BudgetOption = None
-    samples: SamplesOption = None
-    precision: opt.PrecisionOption = None
-    resume: ResumeOption = False
-    tune: TuneOption = True
-    governor: opt.GovernorOption = None
+    samples: Annotated[
+        int | None, option("--samples", least=1, help="Stop after this many measurements.")
+    ] = None
+    resume: Annotated[bool, option("--resume", help="Continue an existing dataset.")] = False
     cool_down_s: opt.CoolDownOption = LONGEST_S
     hot_c: opt.HotOption = HOT_C
     output: opt.ToDatasetsOption = DATASETS
-    shown: Callable[[Sequence[DeviceStatus]], Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise `CodlError` for a budget of no time."""
@@ -189,34 +128,28 @@ class Collect(Job):
         if self.budget_s is not None and self.budget_s <= 0:
             raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
 
-    @property
-    def serials(self) -> tuple[str, ...]:
-        return (self.serial,) if isinstance(self.serial, str) else tuple(self.serial)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The models, files and ops that are named."""
-        return (*self.models, *self.ops)
-
-    @property
-    def wanted_shares(self) -> Sequence[float]:
-        return self.shares or (SHARES if self.budget_s is None else FEW_SHARES)
-
     def run(self) -> CollectRun:
         """Measure until the budget, the samples or the tasks are at their end."""
         time = Budget(self.budget_s)
-        soc = _described(self.soc, self.serials, self.precision)
-        dataset, replay = Dataset.of(soc.name, self.output), _replay(self.serials, soc)
+        is_machine = transport_of(self.serial).is_machine
+        soc = soc_on(self, self.serial) if is_machine else socs.load(self.soc, self.precision)
+        dataset = Dataset.of(soc.name, self.output)
+        replay = None if is_machine else connect(self.serial, soc)
         scope = self._scope(dataset)
-        tuning = tuning_file.read(_recorded(replay) or dataset, soc)
-        if self.tune and replay is None:
-            tuning = _tuned_briefly(self, dataset, soc, scope.ops, tuning, time)
+        recorded = replay and replay.replays and Dataset.at(Path(replay.replays["folder"]))
+        tuning = tuning_file.read(recorded or dataset, soc)
         # The time of a replay is that of its rows.
         left_s = None if time.seconds is None else max(LEAST_S, time.left_s)
         budget_s = self.budget_s if replay else left_s
         agenda = self.agenda(scope, soc, dataset, tuning, budget_s)
         if replay is not None:
-            agenda = agenda.answered_by(replay, self.reporter)
+            known = [task for task in agenda.tasks if replay.can_measure(task)]
+            if left := len(agenda.tasks) - len(known):
+                self.reporter.note(
+                    f"{left} of {len(agenda.tasks)} measurements are left out: the replay has no "
+                    "row of them."
+                )
+            agenda = replace(agenda, tasks=known)
         done = _measured(self, agenda, soc, dataset, tuning)
         if replay is not None and tuning.results:
             tuning_file.add(dataset, soc, tuning.results.values())
@@ -225,16 +158,15 @@ class Collect(Job):
 
     def _scope(self, dataset: Dataset) -> TaskFilter:
         """The tasks to measure; refuses a dataset that is there, unless it resumes."""
-        sources = self.sources or MEASURED
-        check_sources(sources)
+        named = (*self.models, *self.ops)
+        check_sources(named or MEASURED)
         if not self.resume:
             check_is_new(dataset)  # before models are read, which takes longer
         return TaskFilter(
-            ops=load_ops(sources),
+            ops=load_ops(named or MEASURED),
             similar=self.similar,
-            batches=tuple(dict.fromkeys(self.batches)),
-            shares=self.wanted_shares,
-            others=not self.sources,
+            shares=self.shares or (SHARES if self.budget_s is None else FEW_SHARES),
+            others=not named,
         )
 
     def agenda(
@@ -262,21 +194,15 @@ collect = function(Collect)
 def _measured(
     job: Collect, agenda: Agenda, soc: Soc, dataset: Dataset, tuning: Tuning
 ) -> Collected:
-    """Measure what is on the agenda; raises `InterruptedCommandError` at Ctrl-C."""
-    devices: Sequence[DeviceStatus] = ()
-    shown = job.shown
-    below = None if shown is None else lambda: shown(devices)
-
-    def watch(news: Sequence[DeviceStatus]) -> None:
-        nonlocal devices
-        devices = news
-
-    with ExitStack() as opened:
-        targets = {name: opened.enter_context(closing(connect(name, soc))) for name in job.serials}
-        update = opened.enter_context(job.reporter.progress(f"Collecting on {soc.name}", below))
+    with (
+        closing(connect(job.serial, soc)) as target,
+        job.reporter.progress(f"Collecting on {soc.name}") as update,
+    ):
         try:
-            return collect_tasks(
-                list(targets.values()),
+            with target.within(Budget(agenda.time_s).left_s + GRACE_S):
+                environment = environment_of(target, {})
+            return Collection(
+                target,
                 dataset,
                 agenda.tasks,
                 tuning,
@@ -285,58 +211,104 @@ def _measured(
                 samples=job.samples,
                 chooser=agenda.learner,
                 progress=update,
-                watch=watch,
-                cooling=lambda device: controlled(
-                    targets[device.serial], job.governor, job.cool_down_s, job.hot_c, job.reporter
-                ),
-                tells=lambda device: environment_of(targets[device.serial], {}),
-            )
+                cooling=target.cooling(job.cool_down_s, job.hot_c, job.reporter.note),
+                environment=environment,
+            ).run()
         except KeyboardInterrupt as error:
             kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
             raise InterruptedCommandError(kept) from error
 
 
-def _described(name: str | Path, serials: Sequence[str], precision: str | None) -> Soc:
-    """The SoC, and where it is on the first device that tells."""
-    *others, last = serials
-    for serial in others:
-        with suppress(DeviceError):
-            return load_measured(name, serial, precision)
-    return load_measured(name, last, precision)
+@dataclass(frozen=True)
+class TuneRun:
+    """The result of `codl tune --json`, its budget, and the place of the choices."""
+
+    result: dict[str, Any]
+    budget: Budget
+    kept: str
 
 
-def _replay(serials: Sequence[str], soc: Soc) -> Target | None:
-    """The target that answers from a dataset; None where the serials are of machines."""
-    replays = [serial for serial in serials if not transport_of(serial).is_machine]
-    if replays and len(serials) > 1:
-        raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
-    return connect(replays[0], soc) if replays else None
+@dataclass(frozen=True, kw_only=True)
+class Tune(DeviceJob):
+    """Find the fastest tiles and work-groups of GPU kernels, and keep them beside the dataset.
+
+    By default it tunes all variants for the models of `codl collect`.
+
+    >>> codl.tune("host", models=["yolov2"], budget_s=600).result["rows"]
+    """
+
+    soc: opt.SocOption = field(default="host", kw_only=False)
+    models: opt.ModelNamesOption = ()
+    ops: opt.OpsOption = ()
+    variants: Annotated[
+        Sequence[str], opt.list_option("--variants", "Only these kernel variants")
+    ] = ()
+    shares: Annotated[
+        Sequence[float],
+        option(
+            "--shares",
+            help="The GPU's shares of an op's output that are tuned, 0 ... 1.",
+            read=opt.read_shares,
+            text="1",
+        ),
+    ] = (1.0,)
+    budget_s: opt.BudgetOption = None
+    dataset: opt.ToDatasetsOption = DATASETS
+    anew: Annotated[bool, option("--anew", help="Forget what was tuned for the SoC before.")] = (
+        False
+    )
+
+    def run(self) -> TuneRun:
+        """Tune until all is tuned, the budget is over, or Ctrl-C; what was found is kept."""
+        soc = soc_on(self, self.serial)
+        budget, dataset = Budget(self.budget_s), Dataset.of(soc.name, self.dataset)
+        ops = load_ops((*self.models, *self.ops) or MEASURED)
+        tasks = _only(tune_tasks(ops, soc, self.shares), self.variants)
+        if self.anew:
+            tuning_file.forget(dataset)
+        tuning = tuning_file.read(dataset, soc)
+        results: list[Tuned] = []
+
+        def keep(result: Tuned) -> None:
+            tuning_file.add(dataset, soc, [result])
+            results.append(result)
+
+        with closing(connect(self.serial, soc)) as target:
+            origin = recorded(target, Digests(), **asdict(FINAL))
+            progress = self.reporter.progress(f"Tuning on {soc.name}")
+            with progress as update, budget.keeping(results):
+                done = target.tune(
+                    tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
+                )
+        if budget.ended == "interrupted":
+            done = cut_short(tasks, tuning, soc, results, seconds=budget.spent_s)
+        elif done.left:
+            budget.ended = "budget"
+        path = tuning_file.path_of(dataset)
+        self.reporter.note(f"Results are kept in {path}")
+        digests = Digests(tuning=tuning_file.read(dataset, soc).fingerprint)
+        result = {
+            "soc": soc.name,
+            "device": soc.gpu.name,
+            "driver": soc.gpu.driver,
+            "source": "measured",
+            "stopped": budget.ended,
+            **done.to_json(),
+            **origin,
+            "digests": asdict(digests),
+            "cache": asdict(cache.prune()),
+        }
+        return TuneRun(result, budget, f"All results so far are kept in {path}.")
 
 
-def _recorded(replay: Target | None) -> Dataset | None:
-    """The dataset of a replay, whose kernels were tuned as it says."""
-    return Dataset.at(Path(replay.replays["folder"])) if replay and replay.replays else None
+tune = function(Tune)
 
 
-def _tuned_briefly(
-    job: Collect, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning, time: Budget
-) -> Tuning:
-    """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
-    tasks = tasks_before(dataset, soc, ops, tuning)
-    if not tasks:
-        return tuning
-    time_s = min(BUDGET_S, TUNING * time.left_s)
-    try:
-        with (
-            closing(connect(job.serials[0], soc)) as target,
-            target.within(time_s + GRACE_S),
-            job.reporter.progress(f"Tuning on {soc.name}") as update,
-        ):
-            tuned, problem = tune_briefly(
-                target.tune, dataset, soc, tasks, progress=update, budget_s=time_s
-            )
-    except DeviceError as error:  # others may be there, and this one come back
-        tuned, problem = tuning, str(error)
-    path = tuning_file.path_of(dataset)
-    job.reporter.note(f"Tuning left out: {problem}" if problem else f"Tiles were tuned, see {path}")
-    return tuned
+def _only(tasks: Sequence[TuneTask], wanted: Sequence[str]) -> Sequence[TuneTask]:
+    if not wanted:
+        return tasks
+    names = {task.variant.name for task in tasks}
+    for name in wanted:
+        if name not in names:
+            raise UnknownNameError("GPU kernel variant of these ops", name, names)
+    return [task for task in tasks if task.variant.name in wanted]

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from codl.errors import DeviceError
-from codl.files import check_writable, inside, set_aside
+from codl.files import check_writable, inside
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import ELEMENT_NAMES, PublishedSoc, Soc
 from codl.jobs import options as opt
-from codl.jobs.job import Job
-from codl.jobs.options import option
-from codl.records import soc as socs
-from codl.records.soc import ELEMENT_NAMES, Soc
-from codl.records.soc_facts import PublishedSoc
-from codl.runtime.detect import choose, describe
-from codl.runtime.hardware import CpuFacts
-from codl.runtime.placement import LocalSoc, beside
-from codl.runtime.probe import ProbeResult
-from codl.targets.connect import connect, transport_of
-from codl.targets.detect import FoundFacts, detect, find_facts, find_pinning
+from codl.jobs.options import Job, option
+from codl.machine.hardware import CpuFacts
+from codl.machine.placement import LocalSoc, ProbeResult, choose, describe
+from codl.targets.connect import connect, prepare, transport_of
+from codl.targets.detect import FoundFacts, detect, find_facts, find_pinning, write
 
 
-def processors(serial: str) -> dict[str, Any]:
+def processors(
+    serial: str, *, install: bool = True, tell: Callable[[str], object] = lambda text: None
+) -> dict[str, Any]:
     """What `codl devices --json` holds: the processors of a machine, and where their threads run.
 
-    Raises `CodlError` where the machine cannot be asked.
+    A device gets this codl's agent, unless `install` is off, and `tell` gets that. Raises
+    `CodlError` where the machine cannot be asked.
     """
+    prepare(serial, install=install, tell=tell)
     with closing(connect(serial)) as target:
         probed, info = target.probe(), target.describe()
         try:
             soc, problem = describe("here", choose(probed, None), cpu=info.cpu), ""
         except DeviceError as error:
             soc, problem = None, str(error)
-    seen = _observed(serial, soc) if soc and transport_of(serial).is_machine else {}
+    seen: dict[str, list[int]] = {}
+    if soc and transport_of(serial).is_machine:
+        with closing(connect(serial, soc)) as target:
+            seen = target.observe_cores()
     return {
         "processors": [_cpu(info.cpu, soc, seen), *_gpus(probed, soc, seen)],
         "failed": [{"icd": r.icd, "error": r.error} for r in probed if r.error],
@@ -43,11 +46,6 @@ def processors(serial: str) -> dict[str, Any]:
         "energy_sensors": [asdict(sensor) for sensor in info.sensors],
         "unreadable_sensors": info.unreadable_sensors,
     }
-
-
-def _observed(serial: str, soc: Soc) -> dict[str, list[int]]:
-    with closing(connect(serial, soc)) as target:
-        return target.observe_cores()
 
 
 def _cpu(cpu: CpuFacts, soc: LocalSoc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
@@ -83,46 +81,6 @@ def _gpus(
     return processors
 
 
-NameOption = Annotated[str, option("--name", help="The name of the SoC file.")]
-DeviceOption = Annotated[
-    str | None,
-    option("--opencl-device", help="The OpenCL device: a driver or device name of `codl devices`."),
-]
-MemoryOption = Annotated[
-    Sequence[str],
-    option(
-        "--memory",
-        help="What tensors lie in, of {codl.records.soc:MEMORY_TYPES}; may be repeated. "
-        "By default all that a GPU has, on a CPU buffers.",
-        read=opt.names_of,
-        many=True,
-    ),
-]
-ElementOption = Annotated[
-    str, option("--element", help="What tensors are stored as: {codl.records.soc:ELEMENT_NAMES}.")
-]
-ThreadsOption = Annotated[
-    int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
-]
-MeasureOption = Annotated[
-    bool,
-    option(
-        "--measure/--no-measure",
-        help="Measure what no driver tells truly: how the two sides meet, and whether threads "
-        "of the CPU side are faster pinned.",
-    ),
-]
-FileOption = Annotated[
-    Path | None,
-    option(
-        "-o",
-        "--output",
-        help="The file; socs/NAME.yaml by default.",
-        read=lambda text: opt.writable(Path(text)),
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DetectSoc(Job):
     """Describe a machine as a SoC, and write its file.
@@ -130,20 +88,55 @@ class DetectSoc(Job):
     Raises `CodlError` for a machine without two sides, and for options that it does not know.
     """
 
-    name: NameOption = opt.HOST
+    name: Annotated[str, option("--name", help="The name of the SoC file.")] = opt.HOST
     serial: opt.SerialOption = opt.HERE
-    device: DeviceOption = None
-    memory: MemoryOption = ()
-    element: ElementOption = ELEMENT_NAMES[0]
-    threads: ThreadsOption = None
-    measure: MeasureOption = True
-    output: FileOption = None
+    device: Annotated[
+        str | None,
+        option(
+            "--opencl-device", help="The OpenCL device: a driver or device name of `codl devices`."
+        ),
+    ] = None
+    memory: Annotated[
+        Sequence[str],
+        option(
+            "--memory",
+            help="Memory of tensors, of {codl.ir.records.soc:MEMORY_TYPES}; may be repeated. By "
+            "default all types of a GPU, and buffers on a CPU.",
+            read=opt.names_of,
+            many=True,
+        ),
+    ] = ()
+    element: Annotated[
+        str,
+        option("--element", help="Stored type of tensors: {codl.ir.records.soc:ELEMENT_NAMES}."),
+    ] = ELEMENT_NAMES[0]
+    threads: Annotated[
+        int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
+    ] = None
+    measure: Annotated[
+        bool,
+        option(
+            "--measure/--no-measure",
+            help="Measure how both sides synchronise, and whether pinned CPU threads are faster.",
+        ),
+    ] = True
+    output: Annotated[
+        Path | None,
+        option(
+            "-o",
+            "--output",
+            help="The file; socs/NAME.yaml by default.",
+            read=opt.writable,
+        ),
+    ] = None
+    install: opt.InstallOption = True
 
     def run(self) -> tuple[LocalSoc, Path]:
         """The SoC, and the file that was written."""
         path = self.output or socs.own_path_of(inside(socs.FOLDER, self.name).name)
         check_writable(path)
         note = self.reporter.note
+        prepare(self.serial, install=self.install, tell=self.reporter.tell)
         with closing(connect(self.serial)) as target:
             soc = detect(
                 target,
@@ -156,12 +149,7 @@ class DetectSoc(Job):
             facts = FoundFacts(soc)
             if self.measure:
                 facts = find_pinning(target, find_facts(target, soc, note=note), note=note)
-        if kept := set_aside(path):
-            note(f"What {path} held before is kept as {kept}")
-        facts.soc.save(path)
-        for fact in facts.unknown:
-            note(f"{fact.key} could not be measured: {fact.reason}")
-        note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
+        write(facts, path, tell=note)
         return facts.soc, path
 
 

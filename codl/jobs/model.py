@@ -4,41 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend import models
-from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
+from codl.ir.records import soc as socs
+from codl.ir.records.gpu_limits import GpuLimits
+from codl.ir.records.results import Checked, Digests
+from codl.ir.records.soc import Soc
 from codl.ir.types import PRECISIONS
 from codl.jobs import options as opt
-from codl.jobs.job import SILENT, Job, Reporter
+from codl.jobs.options import SILENT, DeviceJob, Reporter, option, soc_on
+from codl.machine.placement import HINTS, LocalSoc, limits_of
 from codl.measure import FOLDER as DATASETS
-from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import read_file, read_npz
 from codl.predict import FOLDER as PREDICTORS
-from codl.records import soc as socs
-from codl.records import statistic
-from codl.records.gpu_limits import GpuLimits
-from codl.records.results import Checked, Digests
-from codl.records.soc import Soc
-from codl.runtime.placement import HINTS, LocalSoc, limits_of, with_cores
 from codl.strategies import DEFAULT, Context, find
 from codl.strategies.base import Profiling
 from codl.targets.base import Target
 from codl.targets.connect import connect
-from codl.targets.detect import load_local
-from codl.targets.environment import environment_of
 
 if TYPE_CHECKING:
     from codl.frontend.convert import Source
+    from codl.frontend.models.deployment import Deployment
 
 #: The precision that stores tensors as a type, and computes in float32.
 STORED_AS: Mapping[str, str] = {
@@ -46,19 +42,66 @@ STORED_AS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanningJob(DeviceJob):
+    """A job that plans, and may run plans on the device."""
+
+    predictor: Annotated[
+        str | None, option("--predictor", help="Plan with one of {codl.predict:ESTIMATORS}.")
+    ] = None
+    plan_time_s: Annotated[
+        float | None,
+        option(
+            "--plan-time",
+            help="Time to run plans to find a faster one, such as 90s; by default while they gain.",
+            read=opt.time_of("--plan-time"),
+        ),
+    ] = None
+    no_profile: Annotated[bool, option("--no-profile", help="Plan by predictions alone.")] = False
+    batch: opt.BatchOption = None
+    max_kernel_ms: Annotated[
+        float | None,
+        option(
+            "--max-kernel-ms",
+            metavar="MS",
+            help="Split GPU kernels that run longer, such as 1 for a smooth interface.",
+        ),
+    ] = None
+    gpu_duty: Annotated[
+        float | None,
+        option(
+            "--gpu-duty",
+            metavar="SHARE",
+            help="The largest fraction of the time that the GPU is busy, such as 0.7.",
+        ),
+    ] = None
+    dataset: opt.DatasetsOption = DATASETS
+    predictors: Annotated[Path, option("--predictors", help=opt.IN_PREDICTORS)] = PREDICTORS
+
+    def context_of(self, soc: Soc, **more: Any) -> Context:
+        """The context of strategies; `more` are further fields."""
+        return Context.of(
+            soc,
+            self.dataset,
+            note=self.reporter.stage,
+            predictors_folder=self.predictors,
+            predictor=self.predictor,
+            plan_time_s=self.plan_time_s,
+            **more,
+        )
+
+
 @dataclass(frozen=True)
 class RunOptions:
-    """What a person asks of the two processors; None leaves the SoC's own."""
+    """Requested settings of both processors; None keeps the SoC's."""
 
     threads: int | None = None
-    cpu_affinity: str | None = None
     gpu_performance: str | None = None
     gpu_priority: str | None = None
     max_kernel_ms: float | None = None
     gpu_duty: float | None = None
 
     def limits(self, soc: Soc) -> GpuLimits:
-        """Those that are asked for, each where it is not the SoC's own; raises `LimitError`."""
         usual = limits_of(soc)
         return GpuLimits(
             usual.max_kernel_ms if self.max_kernel_ms is None else self.max_kernel_ms,
@@ -66,7 +109,7 @@ class RunOptions:
         )
 
     def deployed(self, deployment: Deployment | None) -> RunOptions:
-        """With the limits of a deployment file, where no others are asked for."""
+        """With the limits of a deployment file as defaults."""
         if deployment is None:
             return self
         longest, duty = deployment.limits.max_kernel_ms, deployment.limits.gpu_duty
@@ -77,16 +120,16 @@ class RunOptions:
         )
 
     def applied(self, soc: LocalSoc, reporter: Reporter = SILENT) -> LocalSoc:
-        """The SoC placed as asked for; raises `CodlError` for cores, threads or hints that cannot
-        be.
-        """
+        """The SoC with these settings; raises `CodlError` for invalid threads or hints."""
         hints = {"performance": self.gpu_performance, "priority": self.gpu_priority}
         for kind, hint in hints.items():
             if hint not in (None, *HINTS):
                 raise UnknownNameError(f"GPU {kind} hint", str(hint), HINTS)
-        changed = with_cores(soc, self.cpu_affinity, self.threads)
+        placement = soc.placement
+        if self.threads is not None:
+            placement = placement.with_threads(self.threads)
         placement = replace(
-            changed.placement,
+            placement,
             performance=self.gpu_performance or soc.placement.performance,
             priority=self.gpu_priority or soc.placement.priority,
             limits=self.limits(soc),
@@ -101,9 +144,9 @@ class RunOptions:
 
 
 def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
-    """How networks are profiled on a target: by a file, or not at all where that is off.
+    """The profiling of networks on a target; None if it is off, or on a replay.
 
-    Nothing runs on a replay. Raises `CodlError` where a file is named for one.
+    Raises `CodlError` for a file of a profile and a replay.
     """
     if target.replays is not None:
         if isinstance(profile, Path):
@@ -114,30 +157,8 @@ def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
     return Profiling() if profile else None
 
 
-def context_of(
-    soc: Soc,
-    dataset: Path = DATASETS,
-    predictors: Path = PREDICTORS,
-    predictor: str | None = None,
-    *,
-    plan_time_s: float | None = None,
-    reporter: Reporter = SILENT,
-    **more: Any,
-) -> Context:
-    """What strategies plan with; `more` are fields of the context."""
-    return Context.of(
-        soc,
-        dataset,
-        note=reporter.stage,
-        predictors_folder=predictors,
-        predictor=predictor,
-        plan_time_s=plan_time_s,
-        **more,
-    )
-
-
 def deployment_of(model: str, reporter: Reporter = SILENT) -> Deployment | None:
-    """How a deployment file wants a model run; None for models that are no part of one."""
+    """The settings of a model of a deployment file; None for other models."""
     deployment = models.deployment_of(model)
     if deployment is not None and deployment.ignored:
         reporter.note(f"Without effect here: {', '.join(deployment.ignored)}.")
@@ -145,9 +166,9 @@ def deployment_of(model: str, reporter: Reporter = SILENT) -> Deployment | None:
 
 
 def adapted(context: Context, deployment: Deployment | None) -> Context:
-    """The context with what a deployment file says of Winograd and of storage.
+    """The context with a deployment's Winograd setting.
 
-    Raises `UnsupportedError` for a type of storage that the SoC's latencies are not of.
+    Raises `UnsupportedError` for another stored type than that of the SoC's latencies.
     """
     if deployment is None:
         return context
@@ -168,7 +189,7 @@ def read_inputs(
     deployment: Deployment | None,
     usual: Callable[[Network], Mapping[str, NDArray[Any]]],
 ) -> Mapping[str, NDArray[Any]]:
-    """Inputs from a file, from those that a deployment names, or the usual ones."""
+    """Inputs from a file, else from a deployment's files, else the usual ones."""
     if file is not None:
         return read_npz(file, network)
     if deployment is None or not deployment.input_files:
@@ -180,32 +201,43 @@ def read_inputs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelJob(Job):
+class ModelJob(PlanningJob):
     """A model, the SoC that it runs on, and how it is planned.
 
-    `plan` is the file of a plan that was made before. Without a `device` nothing runs, and the SoC
-    need not be at hand. With one, plans run before the fastest is taken, for `plan_time_s` seconds
-    or as long as they gain, unless `profile` is off; it may be a file of plans that ran.
-    `deployment`, `described` and `context` are read when they are first used; each raises
-    `CodlError` for a file or a name that is not there.
+    `plan` is a plan file. Without a `device` nothing runs. With one, plans run for `plan_time_s`
+    seconds or while they gain, and the fastest is taken, unless `profile` is off; `profile` may be
+    a file. `deployment`, `described` and `context` are read on first use; each raises `CodlError`
+    for a missing file or name.
     """
 
-    model: opt.ModelArgument = field(kw_only=False)
-    soc: opt.SocOption = "host"
-    serial: opt.SerialOption = "local"
-    precision: opt.PrecisionOption = None
-    plan: opt.PlanOption = None
-    strategy: opt.StrategyOption = None
-    predictor: opt.PredictorOption = None
-    plan_time_s: opt.PlanTimeOption = None
-    profile: opt.ProfileOption = True
-    no_profile: opt.NoProfileOption = False
-    batch: opt.BatchOption = None
-    shapes: opt.ShapeOption = field(default_factory=dict)
-    max_kernel_ms: opt.LongestOption = None
-    gpu_duty: opt.DutyOption = None
-    dataset: opt.DatasetsOption = DATASETS
-    predictors: opt.PredictorsOption = PREDICTORS
+    model: Annotated[str | Path, opt.argument(f"{opt.MODELS}.", read=str)] = field(kw_only=False)
+    plan: Annotated[Path | None, option("--plan", help="A plan of `codl search`.")] = None
+    strategy: Annotated[
+        str | None,
+        option(
+            "--strategy",
+            help="One of {codl.strategies:STRATEGIES}; by default the deployment file's runtime, "
+            "or {codl.strategies:DEFAULT}.",
+        ),
+    ] = None
+    profile: Annotated[
+        Path | bool,
+        option(
+            "--profile",
+            read=Path,
+            metavar="FILE",
+            help="The profile of this model on this device, instead of the one in ./profiles.",
+        ),
+    ] = True
+    shapes: Annotated[
+        Mapping[str, tuple[int, ...]],
+        option(
+            "--shape",
+            help="Sizes of an input with open ones, such as NAME=1x3x224x224; may be repeated.",
+            read=opt.read_shapes,
+            many=True,
+        ),
+    ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,7 +253,7 @@ class ModelJob(Job):
 
     @property
     def device(self) -> bool:
-        """Whether the model is planned for a device that is at hand."""
+        """True where plans may run on a device."""
         return True
 
     @cached_property
@@ -231,50 +263,39 @@ class ModelJob(Job):
     @cached_property
     def options(self) -> RunOptions:
         """The options of the processors, with the limits of a deployment file."""
-        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
-        return limits.deployed(self.deployment)
+        asked = {each.name: getattr(self, each.name, None) for each in fields(RunOptions)}
+        return RunOptions(**asked).deployed(self.deployment)
 
     @cached_property
     def described(self) -> Soc:
-        """The SoC, placed as the options want it where something runs."""
+        """The SoC, with the requested settings where something runs."""
         if not self.device:
             return socs.load(self.soc, self.precision)
-        local = load_local(self.soc, self.serial, self.precision)
-        return self.options.applied(local, self.reporter)
+        return self.options.applied(soc_on(self, self.serial), self.reporter)
 
     @cached_property
     def context(self) -> Context:
-        """What strategies plan with, without a target."""
-        context = context_of(
-            self.described,
-            self.dataset,
-            self.predictors,
-            self.predictor,
-            plan_time_s=self.plan_time_s,
-            reporter=self.reporter,
-        )
-        return adapted(context, self.deployment)
+        """The context of strategies, without a target."""
+        return adapted(self.context_of(self.described), self.deployment)
 
     @property
     def strategy_name(self) -> str:
-        """The strategy that is asked for, else what the runtime of a deployment means."""
         return self.strategy or (self.deployment.strategy if self.deployment else "") or DEFAULT
 
     @contextmanager
     def connected(self) -> Iterator[Context]:
-        """The context with the target that the serial leads to, open meanwhile."""
         with closing(connect(self.serial, self.described)) as target:
             profile = not self.no_profile and self.profile
             yield replace(self.context, target=target, profiling=profiling(target, profile))
 
     def load(self) -> Network:
-        """The model with its weights; raises `CodlError` where it cannot be read."""
+        """The network with its weights; raises `CodlError` for an unreadable model."""
         from codl.frontend.convert import load_network
 
         return load_network(str(self.model), self.batch, self.shapes)
 
     def load_with_source(self, *, check: bool) -> tuple[Network, Source | None]:
-        """The model, and to `check` it its source; raises what `context` raises before it reads."""
+        """The network, and with `check` its source; errors of `context` come first."""
         from codl.frontend.convert import read_network
 
         _ = self.context
@@ -282,24 +303,14 @@ class ModelJob(Job):
         return read_network(str(self.model), self.batch, self.shapes, check=check)
 
     def plan_of(self, network: Network, context: Context) -> Plan:
-        """The plan in the job's file, where there is one, else what the strategy plans."""
         if self.plan is not None:
             return load_plan(self.plan)
         self.reporter.stage(f"Planning {network.name} by {self.strategy_name}")
         return find(self.strategy_name).plan(network, context)
 
 
-def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any]:
-    """The keys `environment`, None where the target is no machine, and `digests` of a result."""
-    environment = environment_of(target, {**protocol, "statistic": statistic.NAME})
-    return {
-        "environment": None if environment is None else asdict(environment),
-        "digests": asdict(digests),
-    }
-
-
 def check_summary(checked: Checked | None) -> dict[str, Any]:
-    """The keys of a comparison before the first result; None where nobody asked for it."""
+    """The keys `check_ms` and `check` of a result; None without a check."""
     return {
         "check_ms": None if checked is None else checked.ms,
         "check": None if checked is None else asdict(checked),
@@ -309,26 +320,10 @@ def check_summary(checked: Checked | None) -> dict[str, Any]:
 def digests_of(
     context: Context | None, *networks: Network, plans: Mapping[str, Plan] | None = None
 ) -> Digests:
-    """Of models, their plans by name, and where there is a context its dataset and tuning."""
+    """Digests of models, of plans by name, and of the context's dataset and tuning."""
     return Digests(
         dataset=dataset_digest(context.dataset) if context else "",
         tuning=context.tuning.fingerprint if context else "",
         models={network.name: network.content_digest for network in networks},
         plans={name: plan.fingerprint for name, plan in (plans or {}).items()},
     )
-
-
-def controlled(
-    target: Target, governor: str | None, longest_s: float, hot_c: float, reporter: Reporter
-) -> CoolDown:
-    """Set the governor that is asked for, and return what waits for a device that is hot.
-
-    What is refused is a warning.
-    """
-    if governor is not None:
-        for place, reason in target.set_governor(governor).refused.items():
-            reporter.warn(
-                f"The governor {governor!r} is not set for {place}: {reason}. Rows say which "
-                "clocks they were measured at."
-            )
-    return CoolDown(target.conditions, reporter.note, hot_c=hot_c, longest_s=longest_s)

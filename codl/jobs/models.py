@@ -6,42 +6,61 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN, described
-from codl.frontend.models.summary import Summary, summary
 from codl.ir import Network, to_text
+from codl.ir.records.soc import Soc
+from codl.ir.records.verdicts import Remembered, remembered
 from codl.measure import FOLDER as DATASETS
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset, OpRow
-from codl.records.soc import Soc
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts(Summary):
-    """A summary, and the ops of a model.
+class ModelFacts:
+    """Inputs and outputs by name, number of weights, nodes by type, and the ops of a model.
 
-    `ops` are the distinct ones that codl makes of it, `kinds` all of them by kind; `measured` are
-    the ops with a latency on either processor in the SoC's dataset, `tuned` those with a tuned
-    kernel. None where the model was not read, or there is no dataset.
+    `gflops` counts a multiply-add of convolutions and matrix products as two. `ops` are the
+    distinct ones that codl makes of it, `kinds` all of them by kind; `measured` are the ops with a
+    latency on either processor in the SoC's dataset, `tuned` those with a tuned kernel. None where
+    the model was not read, or there is no dataset. `verdict` is what the last evaluation on the SoC
+    says to use, None without one.
     """
 
+    name: str
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, tuple[int, ...]]
+    parameters: int
+    gflops: float
+    nodes: Mapping[str, int]
     ops: int | None = None
     kinds: Mapping[str, int] | None = None
     measured: int | None = None
     tuned: int | None = None
+    verdict: Remembered | None = None
 
 
-def builtin_facts() -> tuple[ModelFacts, ...]:
-    """Of every built-in model, without a look at its ops."""
-    return tuple(map(_described, BUILT_IN))
+def builtin_facts(soc: str = "") -> tuple[ModelFacts, ...]:
+    """Of every built-in model, without a look at its ops; verdicts are of a SoC."""
+    verdicts = remembered(PurePath(soc).stem) if soc else {}
+    return tuple(replace(_described(name), verdict=verdicts.get(name)) for name in BUILT_IN)
 
 
 def _described(name: str) -> ModelFacts:
-    return ModelFacts(**vars(summary(described(name, weights=False))))
+    builder = described(name, weights=False)
+    graph, shapes = builder.build().graph, builder.shapes
+    return ModelFacts(
+        name=name,
+        inputs={name: shapes[name] for name in builder.inputs},
+        outputs={info.name: shapes[info.name] for info in graph.output},
+        parameters=builder.parameters,
+        gflops=builder.gflops,
+        nodes=dict(Counter(node.op_type for node in graph.node).most_common()),
+    )
 
 
 def model_facts(model: str, soc: Soc, dataset: Path = DATASETS) -> ModelFacts:
@@ -49,12 +68,14 @@ def model_facts(model: str, soc: Soc, dataset: Path = DATASETS) -> ModelFacts:
     network = load_structure(model)
     texts = {to_text(layer.op) for layer in network.layers}
     measured, tuned = _looked_up(texts, soc, dataset)
+    verdict = remembered(soc.name).get(model)
     return replace(
         _described(model) if model in BUILT_IN else _of_file(model, network),
         ops=len(texts),
         kinds=dict(Counter(layer.op.kind for layer in network.layers).most_common()),
         measured=measured,
         tuned=tuned,
+        verdict=verdict if verdict is not None and verdict.digest == network.digest else None,
     )
 
 

@@ -1,6 +1,6 @@
 """Options of jobs: each is stated once, with its help, its bounds and how its text is read.
 
-An `Option` is the metadata of a field's type. `codl.cli.adapter` makes an option of the command
+An `Option` is the metadata of a field's type. `codl.cli.commands` makes an option of the command
 line of it; from Python the field is given as it is.
 """
 
@@ -9,27 +9,48 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from functools import cache, wraps
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from codl.errors import CodlError, UnknownNameError
-from codl.files import BUNDLE, check_folder, check_writable
+from codl.errors import CodlError, CodlWarning, UnknownNameError, UnsupportedError
+from codl.files import BUNDLE, check_folder, check_writable, shipped
 from codl.measure import FOLDER as DATASETS
 from codl.measure import LONGEST_S
+from codl.measure.budget import Progress, no_progress
 from codl.predict import FOLDER as PREDICTORS
-from codl.provenance import shipped
 
 if TYPE_CHECKING:
-    from codl.workers import Workers
+    from codl.ir.records.results import Digests
+    from codl.machine.placement import LocalSoc
+    from codl.predict.workers import Workers
+    from codl.targets.base import Target
 
 #: Largest counts that are accepted.
 MOST_IMAGES, MOST_ROUNDS = (1 << 31) - 1, 1_000_000
 #: The serial of this machine, and the name of its SoC where no other is given.
 HERE, HOST = "local", "host"
+#: The suffix of traces.
+TRACE = ".pftrace"
 #: Names the SoC of commands that name none.
 VARIABLE = "CODL_SOC"
 
@@ -54,7 +75,7 @@ class Option:
     most: float | None = None
     above: float | None = None
     metavar: str | None = None
-    #: Gives the value and a reason where the option is not given, of the values that are.
+    #: Computes the value of an option that is not given, and the reason, from the other values.
     usual: Callable[[Mapping[str, Any]], tuple[Any, str]] | None = None
 
     def problem(self, value: Any) -> str:
@@ -85,12 +106,10 @@ class OptionError(CodlError):
 
 
 def option(*names: str, help: str, **how: Any) -> Option:
-    """An option of these names."""
     return Option(names, help, **how)
 
 
 def argument(help: str, **how: Any) -> Option:
-    """An argument, which has no name."""
     return Option((), help, **how)
 
 
@@ -109,28 +128,25 @@ def read_seconds(text: str) -> float:
 
 
 def read_duration(text: str) -> float:
-    """The same, as usage that is checked before anything is done."""
+    """The same, for an option; raises `ValueError`, which is wrong usage."""
     try:
         return read_seconds(text)
     except CodlError as error:
         raise ValueError(str(error)) from error
 
 
-def read_budget(text: str, name: str = "--budget") -> float:
-    """The seconds of a budget; raises `CodlError` for no time at all."""
-    seconds = read_seconds(text)
-    if not seconds:
-        raise CodlError(f"{name} must be above 0, got {text!r}.")
-    return seconds
+def time_of(name: str) -> Callable[[str], float]:
+    """Reads a duration; raises `CodlError` for no time at all."""
 
-
-def _time_of(name: str) -> Callable[[str], float]:
     def read(text: str) -> float:
-        if (seconds := read_duration(text)) <= 0:
+        if not (seconds := read_duration(text)):
             raise CodlError(f"{name} must be above 0, got {text!r}.")
         return seconds
 
     return read
+
+
+read_budget = time_of("--budget")
 
 
 def known_serial(serial: str) -> str:
@@ -142,22 +158,26 @@ def known_serial(serial: str) -> str:
     return serial
 
 
-def known_serials(serials: Sequence[str]) -> tuple[str, ...]:
-    """Serials, each named once; raises `CodlError` for a serial that is repeated."""
-    for serial in serials:
-        if serials.count(known_serial(serial)) > 1:
-            raise CodlError(f"--serial {serial!r} is given twice; give each device once.")
-    return tuple(serials)
-
-
-def writable(path: Path) -> Path:
+def writable(text: str | Path) -> Path:
     """A file that can be written; checked before its content is computed."""
-    check_writable(path)
+    check_writable(path := Path(text))
     return path
 
 
-def result_file(path: Path) -> Path:
+def writable_as(suffix: str) -> Callable[[str], Path]:
+    """Reads a file that can be written, and that ends in a suffix."""
+
+    def read(text: str) -> Path:
+        if not text.endswith(suffix):
+            raise ValueError(f"must end in {suffix}, got {text}")
+        return writable(text)
+
+    return read
+
+
+def result_file(text: str | Path) -> Path:
     """Where a result or a plan goes, behind a link; refuses to replace a file of another kind."""
+    path = Path(text)
     if path.is_symlink() and path.is_file():
         path = path.resolve()
     if path.is_file():
@@ -170,14 +190,23 @@ def result_file(path: Path) -> Path:
     return writable(path)
 
 
-def writable_folder(path: Path) -> Path:
+def trace_file(text: str) -> Path:
+    """A file for a trace; refuses to replace a file of another name."""
+    path = Path(text)
+    if path.suffix != TRACE and path.exists():
+        raise UnsupportedError(f"{path} is there, and no {TRACE} file: name another one.")
+    return writable(path)
+
+
+def writable_folder(text: str) -> Path:
     """A folder that files can be written to."""
-    check_folder(path)
+    check_folder(path := Path(text))
     return path
 
 
-def existing_datasets(folder: Path) -> Path:
-    """A folder that is there; the default one need not be."""
+def existing_datasets(text: str) -> Path:
+    """An existing folder; the default one may be missing."""
+    folder = Path(text)
     if folder != DATASETS and not folder.is_dir():
         raise CodlError(f"--datasets {folder}: there is no such folder.")
     return folder
@@ -190,7 +219,7 @@ def _parts(text: str) -> list[str]:
 def names_of(
     texts: Iterable[str] | None, choices: Iterable[str] | None = None, what: str = ""
 ) -> tuple[str, ...]:
-    """Names with commas between them, or in several texts; each once.
+    """Distinct names, separated by commas or in several texts.
 
     Raises `UnknownNameError` for a name that is no `what` of the choices.
     """
@@ -203,7 +232,7 @@ def names_of(
 
 
 def read_models(texts: Iterable[str]) -> tuple[str, ...]:
-    """Every model that is named, once: names with commas, and all models of deployment files.
+    """Distinct models: names separated by commas, and all models of deployment files.
 
     Raises `CodlError` where none is named.
     """
@@ -250,7 +279,7 @@ def read_shares(text: str) -> tuple[float, ...]:
 
 def workers_of(jobs: int | None, dask: str | None, *, usual: int = 1) -> Workers:
     """Processes of this machine that share the work, by default `usual` ones, or Dask's workers."""
-    from codl.workers import Workers
+    from codl.predict.workers import Workers
 
     if jobs is not None and dask is not None:
         text = "--jobs is not used with --dask: a Dask cluster has workers of its own."
@@ -264,9 +293,9 @@ def usual_soc(*, runs: bool) -> tuple[str, str]:
     Where none was measured it is `host`, or the only one described here. Where none is described
     and nothing `runs` on it, it is one that comes with codl. Raises `CodlError` without any.
     """
+    from codl.ir.records import soc as socs
+    from codl.machine.placement import beside
     from codl.measure.dataset import Dataset
-    from codl.records import soc as socs
-    from codl.runtime.placement import beside
 
     if name := os.environ.get(VARIABLE):
         return name, f"as {VARIABLE} says"
@@ -291,10 +320,10 @@ def usual_soc(*, runs: bool) -> tuple[str, str]:
 
 
 def _usual_soc(*, runs: bool) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
-    """The SoC of a command that names none; a bundle and --repro have their own."""
+    """The default of --soc; a bundle has its own SoC."""
 
     def usual(given: Mapping[str, Any]) -> tuple[str, str]:
-        if given.get("repro") or Path(str(given.get("model", ""))).suffix == BUNDLE:
+        if Path(str(given.get("model", ""))).suffix == BUNDLE:
             return "", ""
         is_run = (runs and not given.get("predicted")) or bool(given.get("serial"))
         name, reason = usual_soc(runs=is_run)
@@ -305,10 +334,15 @@ def _usual_soc(*, runs: bool) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
 
 # Types of fields that several jobs have.
 
-BY_COMMAS = "by commas"
+
+def list_option(name: str, help: str, read: Callable[[Any], Any] = names_of) -> Option:
+    """An option of several names, such as A,B; `help` is its first sentence without the stop."""
+    return option(name, help=f"{help}, by commas.", read=read, many=True, metavar="A,B")
+
+
 MODELS = (
-    "A built-in model ({codl.frontend.models:BUILT_IN}), an .onnx file, a model in .yaml, "
-    "or a deployment .yaml (with #NAME where it has several models)"
+    "A built-in model ({codl.frontend.models:BUILT_IN}), an .onnx file, or a deployment .yaml "
+    "(with #NAME where it has several models)"
 )
 SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
 SERIALS = "local, process, an adb serial, ssh://user@host[:port] or replay:DIR"
@@ -317,51 +351,26 @@ BudgetOption = Annotated[
     float | None,
     option(
         "--budget",
-        help="Time for the whole command, such as 90s, 10m or 1h: it ends with what is done then.",
+        help="Time limit of the whole command, such as 90s, 10m or 1h; results so far are kept.",
         read=read_budget,
     ),
 ]
 SerialOption = Annotated[
     str, option("--serial", "--on", help=f"The device: {SERIALS}.", read=known_serial)
 ]
+InstallOption = Annotated[
+    bool, option("--install/--no-install", help="Install the agent where it is missing or old.")
+]
 SocOption = Annotated[
-    str | Path,
-    option(
-        "--soc",
-        help=f"{SOCS}.",
-        read=str,
-        usual=_usual_soc(runs=True),
-    ),
+    str | Path, option("--soc", help=f"{SOCS}.", read=str, usual=_usual_soc(runs=True))
 ]
 #: Of jobs that need no device: where nothing is measured here, a SoC that comes with codl.
 PlannedSocOption = Annotated[
-    str | Path,
-    option(
-        "--soc",
-        help=f"{SOCS}.",
-        read=str,
-        usual=_usual_soc(runs=False),
-    ),
+    str | Path, option("--soc", help=f"{SOCS}.", read=str, usual=_usual_soc(runs=False))
 ]
-ModelArgument = Annotated[str | Path, argument(f"{MODELS}.", read=str)]
-ModelsArgument = Annotated[
-    Sequence[str],
-    argument(
-        f"{MODELS}. Several stand apart, or have commas between them.",
-        read=read_models,
-        many=True,
-        metavar="MODEL",
-    ),
-]
-ModelsOption = Annotated[
-    Sequence[str],
-    option("--models", help=f"Models, {BY_COMMAS}.", read=read_models, many=True, metavar="A,B"),
-]
+ModelsOption = Annotated[Sequence[str], list_option("--models", "Models", read_models)]
 #: Models whose ops are measured or tuned; a deployment file counts as one.
-ModelNamesOption = Annotated[
-    Sequence[str],
-    option("--models", help=f"Models, {BY_COMMAS}.", read=names_of, many=True, metavar="A,B"),
-]
+ModelNamesOption = Annotated[Sequence[str], list_option("--models", "Models")]
 OpsOption = Annotated[
     Sequence[str],
     option(
@@ -378,140 +387,184 @@ BatchOption = Annotated[
         "--batch",
         least=1,
         most=MOST_IMAGES,
-        help="Images at a time; by default as many as the model's inputs have.",
-    ),
-]
-ShapeOption = Annotated[
-    Mapping[str, tuple[int, ...]],
-    option(
-        "--shape",
-        help="The shape of an input whose sizes the model leaves open, as NAME=1x3x224x224; "
-        "may be repeated.",
-        read=read_shapes,
-        many=True,
+        help="Images of a batch; by default as in the model's inputs.",
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     option(
         "--precision",
-        help="What the GPU stores tensors as and computes in, of {codl.ir.types:PRECISIONS}: in "
-        "half it multiplies halves too, and adds long sums as float32. By default as the SoC "
-        "file says.",
+        help="Stored and computed types on the GPU, one of {codl.ir.types:PRECISIONS}; the SoC "
+        "file's by default. half also multiplies in float16.",
     ),
 ]
-PlanOption = Annotated[Path | None, option("--plan", help="A plan of `codl search`.")]
-StrategyOption = Annotated[
-    str | None,
-    option(
-        "--strategy",
-        help="A way to plan: one of {codl.strategies:STRATEGIES}. By default what a deployment's "
-        "runtime says, or {codl.strategies:DEFAULT}.",
-    ),
-]
-PredictorOption = Annotated[
-    str | None, option("--predictor", help="Plan with one of {codl.predict:ESTIMATORS}.")
-]
-LongestOption = Annotated[
-    float | None,
-    option(
-        "--max-kernel-ms",
-        metavar="MS",
-        help="Split the GPU's kernels so that none runs longer, as 1 for a smooth interface.",
-    ),
-]
-DutyOption = Annotated[
-    float | None,
-    option(
-        "--gpu-duty",
-        metavar="SHARE",
-        help="Keep the GPU busy at most this fraction of the time (0.7: idle 30 %).",
-    ),
-]
-IN_PREDICTORS = "Where predictors lie, a folder for each SoC."
-PredictorsOption = Annotated[Path, option("--predictors", help=IN_PREDICTORS)]
-ToPredictorsOption = Annotated[
-    Path, option("--predictors", help=IN_PREDICTORS, read=lambda text: writable_folder(Path(text)))
-]
-IN_DATASETS = "Where datasets lie, a folder for each SoC."
-DatasetsOption = Annotated[
-    Path, option("--datasets", help=IN_DATASETS, read=lambda text: existing_datasets(Path(text)))
-]
-ToDatasetsOption = Annotated[
-    Path, option("--datasets", help=IN_DATASETS, read=lambda text: writable_folder(Path(text)))
-]
-JobsOption = Annotated[
-    int | None,
-    option("--jobs", least=1, help="Processes of this machine that share the work."),
-]
+IN_PREDICTORS = "The folder of predictors."
+IN_DATASETS = "The folder of datasets."
+DatasetsOption = Annotated[Path, option("--datasets", help=IN_DATASETS, read=existing_datasets)]
+ToDatasetsOption = Annotated[Path, option("--datasets", help=IN_DATASETS, read=writable_folder)]
+JobsOption = Annotated[int | None, option("--jobs", least=1, help="Processes that share the work.")]
 DaskOption = Annotated[
     str | None,
     option(
         "--dask",
         metavar="ADDRESS",
-        help="Share the work with the workers of a Dask cluster instead: the address of its "
-        "scheduler, such as tcp://host:8786.",
-    ),
-]
-PlanTimeOption = Annotated[
-    float | None,
-    option(
-        "--plan-time",
-        help="How long a strategy may run plans of a model to find a faster one, such as "
-        "90s or 10m; as long as they gain by default.",
-        read=_time_of("--plan-time"),
-    ),
-]
-ProfileOption = Annotated[
-    Path | bool,
-    option(
-        "--profile",
-        read=Path,
-        metavar="FILE",
-        help="The file of plans of this model that ran on this device, to begin with instead of "
-        "the one in ./profiles, or of a new one.",
-    ),
-]
-NoProfileOption = Annotated[
-    bool, option("--no-profile", help="Plan by predictions alone, without running plans.")
-]
-GovernorOption = Annotated[
-    str | None,
-    option(
-        "--governor",
-        help="Let this governor choose the clocks, such as performance, where the device permits "
-        "that; the former one is put back afterwards. By default it is left alone.",
+        help="The scheduler of a Dask cluster that does the work, such as tcp://host:8786.",
     ),
 ]
 CoolDownOption = Annotated[
     float,
     option(
         "--cool-down",
-        help="How long to pause at most, each time that the device is hot or throttled; 0 for no "
-        "pauses.",
+        help="The longest pause when the device is hot or throttled; 0 for none.",
         read=read_duration,
         text=f"{LONGEST_S:.0f}s",
     ),
 ]
 HotOption = Annotated[
-    float,
-    option("--hot", above=0, help="From how many degrees Celsius on its processors are hot."),
+    float, option("--hot", above=0, help="Degrees Celsius at which a processor is hot.")
 ]
 CheckOption = Annotated[
     bool,
     option(
         "--check/--no-check",
-        help="Compare the outputs once with ONNX Runtime's, on inputs from a seed, before anything "
-        "else; what was found is remembered.",
+        help="First compare the outputs with ONNX Runtime's, once, on seeded inputs.",
     ),
 ]
 
 
 def time_option(text: str, help: str = "Measure at least this long, such as 30s.") -> Option:
     """The option --time, with this text where it is not given."""
-    return option("--time", help=help, read=_time_of("--time"), text=text)
+    return option("--time", help=help, read=time_of("--time"), text=text)
 
 
 def rounds_option(help: str) -> Option:
-    """The option --rounds."""
     return option("--rounds", least=1, most=MOST_ROUNDS, help=help)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Reporter:
+    """Ignores progress, and turns warnings into `CodlWarning`s; subclasses show both."""
+
+    def note(self, text: str) -> None:
+        """Report a finished step."""
+
+    def tell(self, text: str) -> None:
+        """A line about what was done to a device or a file that nobody asked for by itself."""
+
+    def stage(self, text: str, expected_s: float | None = None) -> None:
+        """Begin a stage that is expected to take `expected_s` seconds, where known."""
+
+    def warn(self, text: str) -> None:
+        """Report a problem that does not end the job."""
+        warnings.warn(text, CodlWarning, stacklevel=3)
+
+    @contextmanager
+    def progress(self, label: str) -> Iterator[Progress]:
+        """Yields a function of steps done, steps in all, and seconds left."""
+        yield no_progress
+
+
+SILENT = Reporter()
+
+
+#: Types of values as messages call them.
+WORDS: Mapping[type, str] = {
+    str: "text",
+    Path: "text or a path",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    Sequence: "a list",
+    Mapping: "a mapping",
+    NoneType: "None",
+}
+
+
+@cache
+def options_of(kind: Any) -> dict[str, tuple[tuple[type, ...], Option]]:
+    """The types and options of a job's fields; a field without an option is for Python alone."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: dict[str, tuple[tuple[type, ...], Option]] = {}
+    for name in (field.name for field in fields(kind)):
+        for option in getattr(hints[name], "__metadata__", ()):
+            found[name] = _kinds(get_args(hints[name])[0]), option
+    return found
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """The classes of a type; a whole number is a number, too."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for each in get_args(hint) for kind in _kinds(each))
+    return (float, int) if hint is float else (get_origin(hint) or hint,)
+
+
+def _described(kinds: tuple[type, ...]) -> str:
+    named = [kind for kind in kinds if kind is not NoneType and not (kind is str and Path in kinds)]
+    return " or ".join(dict.fromkeys(WORDS[kind] for kind in named))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The options of a job, and the reporter of its progress."""
+
+    reporter: Reporter = SILENT
+
+    def __post_init__(self) -> None:
+        """Raise `CodlError` for a value of another type, and for a number outside its bounds."""
+        for name, (kinds, option) in options_of(cast(Any, type(self))).items():
+            value = getattr(self, name)
+            if isinstance(value, str) and Path in kinds and str not in kinds:
+                object.__setattr__(self, name, value := Path(value))
+            is_text = isinstance(value, str) and str not in kinds
+            if not isinstance(value, kinds) or is_text or (value is True and bool not in kinds):
+                raise CodlError(f"{name} must be {_described(kinds)}, got {value!r}.")
+            if problem := option.problem(value):
+                raise CodlError(f"{name} {problem}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceJob(Job):
+    """A job on a device, which gets this codl's agent unless `install` is off."""
+
+    soc: SocOption = "host"
+    serial: SerialOption = HERE
+    precision: PrecisionOption = None
+    install: InstallOption = True
+
+
+def soc_on(job: DeviceJob, serial: str) -> LocalSoc:
+    """The SoC of a job, at its place on a device; raises as `load_local`."""
+    from codl.targets.placed import load_local
+
+    return load_local(job.soc, serial, job.precision, install=job.install, tell=job.reporter.tell)
+
+
+def recorded(target: Target, digests: Digests, **protocol: Any) -> dict[str, Any]:
+    """The keys `environment`, None where the target is no machine, and `digests` of a result."""
+    from codl.ir.records import statistic
+    from codl.targets.base import environment_of
+
+    environment = environment_of(target, {**protocol, "statistic": statistic.NAME})
+    return {
+        "environment": None if environment is None else asdict(environment),
+        "digests": asdict(digests),
+    }
+
+
+class Runs(Protocol[R_co]):
+    def run(self) -> R_co: ...
+
+
+def function(kind: Callable[P, Runs[R]]) -> Callable[P, R]:
+    """A function with the parameters and the documentation of a job, which it makes and runs."""
+
+    @wraps(kind, updated=())
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        return kind(*args, **options).run()
+
+    run.job = kind  # type: ignore[attr-defined]
+    return run

@@ -1,166 +1,119 @@
-"""A model, or a bundle, by one plan: made ready, run and packaged."""
+"""`codl.compile`, `codl run` and `codl package`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl import bundle, files
-from codl.bundle.archive import Archive
+from codl import files
 from codl.engine.engine import Engine
-from codl.errors import CodlError, UnsupportedError
-from codl.evaluation.run_report import RunReport, measure, record
+from codl.errors import CodlError, InvalidFileError, UnsupportedError
 from codl.files import BUNDLE
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.records.results import doubts
+from codl.ir.types import PROCESSORS, Processor
 from codl.jobs import options as opt
-from codl.jobs.job import function
-from codl.jobs.model import ModelJob, RunOptions, check_summary, digests_of, read_inputs, recorded
-from codl.jobs.options import option
-from codl.jobs.trace import RUNS, power_w, trace_file, write_trace
+from codl.jobs.model import ModelJob, check_summary, digests_of, read_inputs
+from codl.jobs.options import function, option, recorded, soc_on
+from codl.jobs.run_report import RunReport, measure, record
+from codl.machine import threads
+from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
+from codl.plan.build_plan import ALONE, preferring
 from codl.plan.cost_model import CostModel
-from codl.records.results import doubts
 from codl.runtime.loaded import sharing_ms
-from codl.strategies import Context
+from codl.strategies import DEFAULT, Context, find
 from codl.strategies.adapter import PlanAdapter
 from codl.strategies.device_loop import keep_run
 from codl.targets.base import Target
-from codl.targets.connect import connect
-from codl.targets.detect import load_local
+from codl.targets.connect import connect, prepare
+
+if TYPE_CHECKING:
+    from codl.engine.stream import Lanes
+    from codl.frontend.convert import Source
 
 NPZ = ".npz"
 
 
-def _arrays_file(text: str) -> Path:
-    if not text.endswith(NPZ):
-        raise ValueError(f"outputs go to an {NPZ} file, got {text}")
-    return opt.writable(Path(text))
-
-
-def _bundle_file(text: str) -> Path:
-    if not text.endswith(BUNDLE):
-        raise ValueError(f"must end in {BUNDLE}, got {text}")
-    return opt.writable(Path(text))
-
-
-AdaptOption = Annotated[
-    bool,
-    option(
-        "--adapt/--no-adapt",
-        help="Change to a balanced plan where one processor becomes slower or faster. Both plans "
-        "are in memory while they are compared. As many inferences as --rounds come before those "
-        "that are timed.",
-    ),
-]
-StrictOption = Annotated[
-    bool,
-    option("--strict", help="Fall back on nothing: a kernel or a GPU that fails is an error."),
-]
-ModelOrBundle = Annotated[str | Path, opt.argument(f"{opt.MODELS}, or a bundle (.codl).", read=str)]
-ThreadsOption = Annotated[
-    int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
-]
-AffinityOption = Annotated[
-    str | None,
-    option(
-        "--cpu-affinity", help="Cores of the CPU side: none, big, little, or a list such as 0,1."
-    ),
-]
-PerformanceOption = Annotated[
-    str | None, option("--gpu-performance", help="A hint: {codl.runtime.placement:HINTS}.")
-]
-PriorityOption = Annotated[
-    str | None, option("--gpu-priority", help="A hint: {codl.runtime.placement:HINTS}.")
-]
-InputsOption = Annotated[
-    Path | None, option("--inputs", help="Inputs by name; seeded random ones by default.")
-]
-OutputsOption = Annotated[
-    Path | None,
-    option("--outputs", help="Where outputs go, an .npz file.", read=_arrays_file),
-]
-TrustOption = Annotated[
-    bool,
-    option(
-        "--trust",
-        help="Load a bundle though it was not written by this user on this machine: it may do "
-        "anything.",
-    ),
-]
-TraceOption = Annotated[
-    Path | None,
-    option(
-        "--trace",
-        metavar="FILE",
-        help="Profile it some times more, and write a trace for Perfetto, as `codl trace` does.",
-        read=trace_file,
-    ),
-]
-BundleOption = Annotated[
-    Path, option("-o", "--output", help="The bundle, such as m.codl.", read=_bundle_file)
-]
-
-
 @dataclass(frozen=True)
 class Opened:
-    """An engine, its target and its inputs, and of a model what it was planned with."""
+    """An engine, its target and inputs; for a model also its context and cost model."""
 
     engine: Engine
     target: Target
     inputs: Mapping[str, NDArray[Any]]
     context: Context | None = None
     cost: CostModel | None = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineJob(ModelJob):
-    """A model that is made ready to run, and how its engine behaves."""
+    """A model compiled to an engine, with the engine's options."""
 
-    adaptive: AdaptOption = False
+    adaptive: Annotated[
+        bool,
+        option(
+            "--adapt/--no-adapt",
+            help="Rebalance the plan when a processor becomes slower or faster, during --rounds "
+            "runs before the timed ones.",
+        ),
+    ] = False
     check: opt.CheckOption = True
-    strict: StrictOption = False
+    strict: Annotated[
+        bool, option("--strict", help="Without fallbacks: a kernel or GPU failure is an error.")
+    ] = False
+
+    @property
+    def keeps_plan(self) -> bool:
+        """True where a plan or a strategy is asked for, by which streams run, too."""
+        return self.plan is not None or self.strategy_name != DEFAULT
 
     def opened(self, stack: ExitStack, inputs: Path | None = None) -> Opened:
         """The model's engine on the target, which the stack closes: load, plan, compile, check."""
-        from codl.validate.first_check import EngineBuilder, first_check  # a bundle needs no ONNX
+        from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
 
         network, source = self.load_with_source(check=self.check)
         arrays = read_inputs(network, inputs, self.deployment, random_inputs)
         context = stack.enter_context(self.connected())
         plan = self.plan_of(network, context)
         self.reporter.stage(f"Loading {network.name}: building its kernels and packing its weights")
-        builder = EngineBuilder(
-            network, plan, context.device, context.tuning, not self.strict, self.strict
+        engine = checked_engine(
+            network,
+            plan,
+            context.device,
+            context.tuning,
+            source=source,
+            recovers=not self.strict,
+            strict=self.strict,
         )
-        engine = builder.build()
-        if source is not None:
-            engine = first_check(engine, builder, source)
         if self.adaptive:
             engine.adapt(PlanAdapter(context, network))
-        return Opened(engine, context.device, arrays, context, context.default_cost(network))
+        if not self.keeps_plan:
+            engine.streams_by(partial(_lanes, context, source, self.strict))
+        cost = context.default_cost(network)
+        return Opened(engine, context.device, arrays, context, cost, source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compile(EngineJob):
     """Make a model ready to run on both processors of a SoC.
 
-    `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
-    is a file of `codl search`; without one the strategy plans, with the predictors that
-    `codl train` left in `./predictors`. Kernels are as `codl tune` left them in `./lat_datasets`.
-    Some plans run before the fastest is taken, for `plan_time_s` seconds, or as long as they gain;
-    what they took is kept in `./profiles`. `batch` is how many images a run takes; `shapes` are
-    those of inputs whose sizes the model leaves open. An `adaptive` engine changes to a balanced
-    plan where one processor becomes slower or faster; see `codl.engine.engine.Engine`. Its outputs
-    are compared once with ONNX Runtime's, on inputs from a seed (`engine.checked`): ops that are
-    wrong run in other kernels, with a `CodlWarning`; a `strict` engine refuses them. Without
-    `check` nothing is compared. Raises `CodlError` where something is missing or unknown, and
-    `WrongResultError` where no kernels make the outputs right.
+    Without a `plan` the strategy plans, with predictors of `codl train` and kernels of
+    `codl tune`. Plans run on the device until they gain no more, or for `plan_time_s` seconds, and
+    their profile is kept in `./profiles`. An `adaptive` engine rebalances its plan. Outputs are
+    compared once with ONNX Runtime's (`engine.checked`): wrong ops run in other kernels, with a
+    `CodlWarning`; a `strict` engine raises instead. Raises `CodlError` for a missing file, name or
+    device, and `WrongResultError` if no kernels give right outputs.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
@@ -178,51 +131,67 @@ class Compile(EngineJob):
 class Run(EngineJob):
     """Run a model by a plan or a strategy, or a bundle, and measure its latency.
 
-    Raises `CodlError` where something is missing or unknown, and `UnsupportedError` for what cannot
-    be changed in a bundle.
+    Raises `CodlError` for a missing file, name or device, and `UnsupportedError` for options that
+    a bundle fixes.
     """
 
-    model: ModelOrBundle
-    threads: ThreadsOption = None
-    cpu_affinity: AffinityOption = None
-    gpu_performance: PerformanceOption = None
-    gpu_priority: PriorityOption = None
-    inputs: InputsOption = None
-    outputs: OutputsOption = None
+    model: Annotated[str | Path, opt.argument(f"{opt.MODELS}, or a bundle (.codl).", read=str)]
+    threads: Annotated[
+        int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
+    ] = None
+    gpu_performance: Annotated[
+        str | None, option("--gpu-performance", help="A hint: {codl.machine.placement:HINTS}.")
+    ] = None
+    gpu_priority: Annotated[
+        str | None, option("--gpu-priority", help="A hint: {codl.machine.placement:HINTS}.")
+    ] = None
+    inputs: Annotated[
+        Path | None, option("--inputs", help="Inputs by name; seeded random ones by default.")
+    ] = None
+    outputs: Annotated[
+        Path | None,
+        option("--outputs", help="Where outputs go, an .npz file.", read=opt.writable_as(NPZ)),
+    ] = None
     rounds: Annotated[int, opt.rounds_option("Timed runs, in a row.")] = 20
-    trust: TrustOption = False
-    trace: TraceOption = None
-
-    @cached_property
-    def options(self) -> RunOptions:
-        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
-        asked = replace(
-            limits,
-            threads=self.threads,
-            cpu_affinity=self.cpu_affinity,
-            gpu_performance=self.gpu_performance,
-            gpu_priority=self.gpu_priority,
-        )
-        return asked.deployed(self.deployment)
+    trust: Annotated[
+        bool,
+        option("--trust", help="Load a bundle of another user or machine. It can run any code."),
+    ] = False
+    trace: Annotated[
+        Path | None,
+        option(
+            "--trace",
+            metavar="FILE",
+            help="Also write a trace, as `codl trace` does.",
+            read=opt.trace_file,
+        ),
+    ] = None
 
     def run(self) -> tuple[dict[str, Any], RunReport]:
-        """What `codl run --json` holds, and the report behind it: open, run, trace."""
+        """The result of `codl run --json`, and its report."""
         is_bundle = Path(self.model).suffix == BUNDLE
         with ExitStack() as stack:
             opened = _open_bundle(self, stack) if is_bundle else self.opened(stack, self.inputs)
+            context, target = opened.context, opened.target
             with (engine := opened.engine):
-                done = _measured(opened, self)
+                if self.strict and engine.fallbacks:
+                    raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
+                self.reporter.stage(f"Running {engine.network.name}, {self.rounds} times")
+                done = measure(engine, target, opened.inputs, opened.cost, rounds=self.rounds)
+                if context is not None and engine.adaptation and engine.adaptation.changes:
+                    keep_run(engine, context, done.latency_ms.level)
                 if self.trace is not None:
+                    from codl.jobs.explain import RUNS, power_w, write_trace  # few runs have one
+
                     recording = record(
-                        engine, opened.target, opened.cost, runs=RUNS, power_w=power_w(done)
+                        engine, target, opened.cost, runs=RUNS, power_w=power_w(done)
                     )
                     write_trace(recording, self.trace, engine.network, engine.soc, self.reporter)
-            of = digests_of(
-                opened.context, engine.network, plans={engine.network.name: engine.plan}
-            )
-            origin = recorded(opened.target, of, rounds=self.rounds)
+            of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
+            origin = recorded(target, of, rounds=self.rounds)
         if self.outputs is not None:
-            _write(self.outputs, done.outputs)
+            with files.writing(self.outputs) as unfinished, unfinished.open("wb") as file:
+                np.savez(file, allow_pickle=False, **done.outputs)
             self.reporter.note(f"Wrote {self.outputs}")
         return {"serial": self.serial, **_result(engine, done, self), **origin}, done
 
@@ -231,16 +200,19 @@ class Run(EngineJob):
 class Package(ModelJob):
     """Write a model, planned and compiled, as one file.
 
-    Raises `CodlError` where something is missing or unknown, or where the bundle computes what the
-    engine that made it does not.
+    Raises `CodlError` for a missing file, name or device, and for a bundle whose outputs differ
+    from the engine's.
     """
 
-    output: BundleOption
+    output: Annotated[
+        Path,
+        option("-o", "--output", help="The bundle, such as m.codl.", read=opt.writable_as(BUNDLE)),
+    ]
     check: opt.CheckOption = True
 
     def run(self) -> dict[str, Any]:
-        """What `codl package --json` holds: load, plan, compile and write."""
-        from codl.bundle.packaging import package
+        """The result of `codl package --json`."""
+        from codl.jobs.bundle.packaging import package
 
         network, source = self.load_with_source(check=self.check)
         with self.connected() as context:
@@ -272,8 +244,15 @@ class Package(ModelJob):
 compile = function(Compile)
 
 
+def _lanes(context: Context, source: Source | None, strict: bool, engine: Engine) -> Lanes:
+    """The engines that streams of an engine share out their frames to."""
+    return StreamEngines(engine, context, source, strict).lanes()
+
+
 def _open_bundle(job: Run, stack: ExitStack) -> Opened:
-    """Load a bundle."""
+    from codl.jobs import bundle
+    from codl.jobs.bundle.archive import Archive
+
     fixed = {
         "plan": job.plan,
         "strategy": job.strategy,
@@ -289,35 +268,16 @@ def _open_bundle(job: Run, stack: ExitStack) -> Opened:
             "fixed. `codl package` with these options makes another."
         )
     archive = Archive(Path(job.model))
-    described = load_local(job.soc, job.serial) if job.soc else bundle.soc_of(archive)
+    if not job.soc:
+        prepare(job.serial, install=job.install, tell=job.reporter.tell)
+    described = soc_on(job, job.serial) if job.soc else bundle.soc_of(archive)
     placed = job.options.applied(described, job.reporter)
     target = stack.enter_context(closing(connect(job.serial, placed)))
     engine = bundle.load(
-        job.model,
-        soc=placed,
-        connected=lambda soc: target,
-        trusted=job.trust,
-        check=job.check,
+        job.model, soc=placed, connected=lambda soc: target, trusted=job.trust, check=job.check
     )
     arrays = read_inputs(engine.network, job.inputs, job.deployment, random_inputs)
     return Opened(engine, target, arrays)
-
-
-def _measured(opened: Opened, job: Run) -> RunReport:
-    """Run it; the latency of a plan that it has changed to is kept for the next time."""
-    engine, context = opened.engine, opened.context
-    if job.strict and engine.fallbacks:
-        raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
-    job.reporter.stage(f"Running {engine.network.name}, {job.rounds} times")
-    done = measure(engine, opened.target, opened.inputs, opened.cost, rounds=job.rounds)
-    if context is not None and engine.adaptation is not None and engine.adaptation.changes:
-        keep_run(engine, context, done.latency_ms.level)
-    return done
-
-
-def _write(file: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
-    with files.writing(file) as partial, partial.open("wb") as opened:
-        np.savez(opened, allow_pickle=False, **outputs)
 
 
 def _result(engine: Engine, done: RunReport, job: Run) -> dict[str, Any]:
@@ -328,12 +288,10 @@ def _result(engine: Engine, done: RunReport, job: Run) -> dict[str, Any]:
         "strategy": engine.plan.strategy,
         "latency_ms": asdict(done.latency_ms),
         "predicted_ms": engine.plan.predicted_ms,
-        "doubts": list(
-            doubts(
-                done.latency_ms,
-                predicted_ms=engine.plan.predicted_ms,
-                quota_periods=done.conditions.quota_periods,
-            )
+        "doubts": doubts(
+            done.latency_ms,
+            predicted_ms=engine.plan.predicted_ms,
+            quota_periods=done.conditions.quota_periods,
         ),
         "data_sharing_ms": sharing_ms(done.spans),
         "energy_mj": done.energy_mj,
@@ -352,3 +310,167 @@ def _result(engine: Engine, done: RunReport, job: Run) -> dict[str, Any]:
         "placement": [asdict(placement) for placement in done.placed],
         "spans": [asdict(span) for span in done.spans],
     }
+
+
+#: The name of a plan on both processors, beside those of processors alone.
+SPLIT = "split"
+#: A second processor must add this part to the frames of the other one: a smaller gain is not worth
+#: frames that wait for the slower one.
+WORTH = 0.05
+#: Serials of this machine, whose spare cores are known.
+SERIALS_HERE = ("local", "process")
+#: Frames of one engine: one that runs, and one that is read meanwhile.
+LEAST_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The plans that a stream may run, by `cpu`, `gpu` and `split`, and milliseconds of each.
+
+    A plan whose latency is neither measured nor predicted has none.
+    """
+
+    plans: Mapping[str, Plan]
+    latency_ms: Mapping[str, float]
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The plans that share out the frames, the fastest first.
+
+        Both processors side by side where a latency is unknown.
+        """
+        both = tuple(name for name in PROCESSORS if name in self.plans)
+        if len(both) == 2 and not all(name in self.latency_ms for name in both):
+            return both
+        known = sorted(self.latency_ms, key=self.latency_ms.__getitem__)
+        best: tuple[str, ...] = tuple(known[:1]) or tuple(self.plans)[:1]
+        pair = tuple(name for name in known if name in both)
+        is_worth_it = len(pair) == 2 and self.frames_per_s(*pair) > (1 + WORTH) * self.frames_per_s(
+            *best
+        )
+        return pair if is_worth_it else best
+
+    def frames_per_s(self, *names: str) -> float:
+        """The expected rate of plans that run at once; each must have a latency."""
+        return sum(1e3 / self.latency_ms[name] for name in names)
+
+    @property
+    def in_flight(self) -> int:
+        """The frames that keep the chosen plans busy.
+
+        While the slower one runs one frame, results of the faster one wait for it.
+        """
+        times = [self.latency_ms[name] for name in self.chosen if name in self.latency_ms]
+        waiting = ceil(max(times) / min(times)) if len(times) > 1 else len(self.chosen) - 1
+        return LEAST_IN_FLIGHT + waiting
+
+
+def stream_plan(network: Network, context: Context, plan: Plan) -> StreamPlan:
+    """The plans of each processor alone, and `plan` where it is on both.
+
+    With a profile, the fastest of a processor's plans that ran; otherwise what its strategy plans.
+    """
+    plans: dict[str, Plan] = {}
+    latency_ms: dict[str, float] = {}
+
+    def add(name: str, plan: Plan, ms: float | None) -> None:
+        plans[name] = plan
+        if ms:
+            latency_ms[name] = ms
+
+    for processor in PROCESSORS:
+        with suppress(CodlError):  # no variant of an op, or no plan that runs
+            add(processor, *_alone(network, context, processor))
+    if plan.is_split:
+        profile = context.profiling.of(network) if context.profiling else None
+        ran = profile.run_of(plan) if profile else None
+        add(SPLIT, plan, ran.latency_ms if ran else plan.predicted_ms)
+    return StreamPlan(plans, latency_ms)
+
+
+def _alone(network: Network, context: Context, processor: Processor) -> tuple[Plan, float | None]:
+    """The fastest known plan of one processor, and its latency in milliseconds."""
+    if found := _ran(network, context, processor):
+        return found
+    try:
+        plan = find(processor).plan(network, context)
+    except InvalidFileError:  # no trained predictors
+        return preferring(network, context.soc, processor), None
+    return _ran(network, context, processor) or (plan, plan.predicted_ms)
+
+
+def _ran(network: Network, context: Context, processor: Processor) -> tuple[Plan, float] | None:
+    """The fastest plan of one processor that ran, and its latency in milliseconds."""
+    profile = context.profiling.of(network) if context.profiling else None
+    alone = [
+        (run.plan, run.latency_ms)
+        for run in (profile.runs if profile else ())
+        if {chain.gpu_ratio for chain in run.plan.chains} == {ALONE[processor]}
+    ]
+    return min(alone, key=lambda found: found[1], default=None)
+
+
+@dataclass
+class StreamEngines:
+    """The engines that streams of an engine may run, each made when it is first asked for.
+
+    `source` is what first results are compared with; None for no comparison.
+    """
+
+    engine: Engine
+    context: Context
+    source: Source | None = None
+    strict: bool = False
+    _made: dict[str, Engine] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> StreamPlan:
+        return stream_plan(self.engine.network, self.context, self.engine.plan)
+
+    def lanes(self) -> Lanes:
+        """The engines of the chosen plans; raises as building an engine does."""
+        engines = {name: self.of(name) for name in self.plan.chosen}
+        return self.engine.lanes_of(engines, self.plan.in_flight)
+
+    def of(self, name: str) -> Engine:
+        """The engine of one of the plans."""
+        if name not in self._made:
+            is_here = self.plan.plans[name].fingerprint == self.engine.plan.fingerprint
+            self._made[name] = self.engine if is_here and name != "gpu" else self._build(name)
+        return self._made[name]
+
+    def _build(self, name: str) -> Engine:
+        """An engine with the target of the first one; the GPU has a target of its own.
+
+        Engines of one target take turns.
+        """
+        from codl.validate.first_check import checked_engine  # a bundle needs no ONNX
+
+        context, target = self.context, self.context.device
+        with ExitStack() as stack:
+            if name == "gpu":
+                soc = off_the_cpu_side(require_local(context.soc), target.serial)
+                target = stack.enter_context(closing(connect(target.serial, soc)))
+            engine = checked_engine(
+                self.engine.network,
+                self.plan.plans[name],
+                target,
+                context.tuning,
+                source=self.source,
+                recovers=not self.strict,
+                strict=self.strict,
+            )
+            engine.owns(stack.pop_all())
+        return engine
+
+
+def off_the_cpu_side(soc: LocalSoc, serial: str) -> LocalSoc:
+    """The SoC for an engine of the GPU alone, whose calling thread leaves the CPU side its cores.
+
+    It runs on the cores of an OpenCL device that is a CPU, whose waits then work through the queue.
+    For a GPU it runs on cores of this machine that no side has, where there are some.
+    """
+    place = soc.placement
+    spare = [core for core in threads.INITIAL_CORES if core not in place.cpu_cores]
+    cores = place.gpu_cores or (tuple(spare) if serial in SERIALS_HERE else ()) or place.cpu_cores
+    return replace(soc, placement=replace(place, cpu_cores=cores, cpu_threads=0))

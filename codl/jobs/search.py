@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 from codl.errors import CodlError
 from codl.ir.plan import PlanOrigin
+from codl.ir.records import soc as socs
 from codl.jobs import options as opt
-from codl.jobs.job import Reporter, function
-from codl.jobs.model import ModelJob, adapted, context_of, profiling
-from codl.jobs.options import option
+from codl.jobs.model import ModelJob, adapted, profiling
+from codl.jobs.options import Reporter, function, option, soc_on
 from codl.measure.budget import Budget
-from codl.plan.beam_search import Objective
-from codl.records import soc as socs
+from codl.predict.workers import Workers
 from codl.strategies import Context, ideal
 from codl.strategies.model_search import (
     FoundBound,
@@ -25,51 +24,23 @@ from codl.strategies.model_search import (
     SearchOutcome,
     search_models,
 )
+from codl.targets.base import environment_of
 from codl.targets.connect import connect
-from codl.targets.detect import load_local
-from codl.targets.environment import environment_of
-from codl.workers import Workers
-
-
-def _mebibytes(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"must be a whole number of MiB, at least 1, got {text!r}")
-    return int(text) << 20
-
-
-SerialOption = Annotated[
-    str | None,
-    option(
-        "--serial",
-        "--on",
-        help=f"The device on which plans run: {opt.SERIALS}. Without it predictions decide; with "
-        f"--plan-time it is {opt.HERE}.",
-        read=opt.known_serial,
-    ),
-]
-MethodOption = Annotated[
-    str, option("--method", help="How `codl` searches: {codl.plan.search:METHODS}.")
-]
-ObjectiveOption = Annotated[
-    str, option("--objective", help="What `codl` searches for: {codl.plan.beam_search:GOALS}.")
-]
-MemoryOption = Annotated[
-    int | None,
-    option(
-        "--memory-limit",
-        read=_mebibytes,
-        help="MiB of weights that both processors may hold together.",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SearchOptions(ModelJob):
     soc: opt.PlannedSocOption = "host"
-    serial: SerialOption = None  # type: ignore[assignment]
-    method: MethodOption = "dp"
-    objective: ObjectiveOption = "latency"
-    memory_limit: MemoryOption = None
+    serial: Annotated[
+        str | None,
+        option(
+            "--serial",
+            "--on",
+            help=f"The device on which plans run: {opt.SERIALS}. By default predictions decide, "
+            f"and with --plan-time it is {opt.HERE}.",
+            read=opt.known_serial,
+        ),
+    ] = None  # type: ignore[assignment]
 
     @property
     def where(self) -> str | None:
@@ -87,10 +58,9 @@ class _SearchOptions(ModelJob):
 class Search(_SearchOptions):
     """Search the plan of a model; the strategy `ideal` has only a bound.
 
-    `method` and `objective` are for the strategy `codl`, and `memory_limit` is in bytes of weights
-    on both processors. On the device `serial` plans run before one is taken, for `plan_time_s`
-    seconds or as long as they gain. Without a device and a plan time predictions decide. `profile`
-    is a file of what ran before, or off. Raises `CodlError` where there is no plan.
+    Plans run on the device `serial` while they gain, or for `plan_time_s` seconds; without both
+    predictions decide. `profile` is a file of earlier runs, or False. Raises `CodlError` without a
+    plan.
 
     >>> found = codl.search("yolov2", soc="host")
     >>> found.plan.save("plan.json")
@@ -113,22 +83,14 @@ class SearchRun:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why a model has no plan, by model."""
-        return {
-            model: str(outcome)
-            for model, outcome in self.outcomes.items()
-            if isinstance(outcome, CodlError)
-        }
+        every = self.outcomes.items()
+        return {model: str(found) for model, found in every if isinstance(found, CodlError)}
 
     def to_json(self) -> dict[str, Any]:
-        """What `codl search --json` holds of several models."""
+        found = (each for each in self.outcomes.values() if not isinstance(each, CodlError))
         return {
             "soc": self.soc,
-            "plans": [
-                plan_result(outcome)
-                for outcome in self.outcomes.values()
-                if not isinstance(outcome, CodlError)
-            ],
+            "plans": [plan_result(each) for each in found],
             "failed": [{"model": model, "reason": text} for model, text in self.failed.items()],
             "stopped": self.budget.ended,
         }
@@ -139,7 +101,15 @@ class SearchModels(_SearchOptions):
     """Search the plans of several models on one SoC, `jobs` at a time or by Dask's workers."""
 
     model: str = field(default="", init=False)
-    models: opt.ModelsArgument = field(kw_only=False)
+    models: Annotated[
+        Sequence[str],
+        opt.argument(
+            f"{opt.MODELS}; several by spaces or commas.",
+            read=opt.read_models,
+            many=True,
+            metavar="MODEL",
+        ),
+    ] = field(kw_only=False)
     budget_s: opt.BudgetOption = None
     jobs: opt.JobsOption = None
     dask: opt.DaskOption = None
@@ -160,7 +130,7 @@ search = function(Search)
 
 
 def plan_result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
-    """What --json holds of one model."""
+    """A plan or a bound as `codl search --json` has it."""
     if isinstance(outcome, FoundBound):
         keys = ("op", "dim", "gpu_ratio", "latency_ms")
         layers = [dict(zip(keys, layer, strict=True)) for layer in outcome.limit.layers]
@@ -175,19 +145,16 @@ def plan_result(outcome: FoundPlan | FoundBound) -> dict[str, Any]:
 def search_all(
     jobs: Sequence[Search], workers: Workers = Workers(), budget: Budget | None = None
 ) -> list[SearchOutcome]:
-    """What the searches of several models on one SoC come to, in their order.
+    """Outcomes of the searches of several models on one SoC, in their order.
 
-    Each is a plan that says what it was made with, a bound, or the `CodlError` that says why there
-    is neither. Raises `CodlError` for what the workers cannot do.
+    An outcome is a plan with its origin, a bound, or a `CodlError`. Raises `CodlError` for searches
+    that the workers cannot do.
     """
     job, *_ = jobs
     serial = job.where or opt.HERE
     searches = [
         ModelSearch(
-            model=str(each.model),
-            strategy=each.strategy_name,
-            batch=each.batch,
-            shapes=each.shapes,
+            model=str(each.model), strategy=each.strategy_name, batch=each.batch, shapes=each.shapes
         )
         for each in jobs
     ]
@@ -198,20 +165,11 @@ def search_all(
         )
     on_device = _on_device(job, searches, workers)
     described = (
-        job.options.applied(load_local(job.soc, serial, job.precision), job.reporter)
+        job.options.applied(soc_on(job, serial), job.reporter)
         if any(on_device)
         else socs.load(job.soc, job.precision)
     )
-    context = context_of(
-        described,
-        job.dataset,
-        job.predictors,
-        job.predictor,
-        plan_time_s=job.plan_time_s,
-        reporter=job.reporter,
-        method=job.method,
-        objective=Objective.of(job.objective, described, job.memory_limit),
-    )
+    context = job.context_of(described)
     searches = [
         replace(
             search,
@@ -233,7 +191,6 @@ def search_all(
 
 
 def _on_device(job: Search, searches: Sequence[ModelSearch], workers: Workers) -> list[bool]:
-    """Whether plans of each model run on the device."""
     planners = [search.planner for search in searches]
     asked = [job.runs_plans and planner is not None and planner.runs_plans for planner in planners]
     if any(asked) and not workers.are_here:

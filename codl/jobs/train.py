@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from codl.ir.environment import Environment
+from codl.ir.records import soc as socs
+from codl.ir.records.results import Digests
 from codl.jobs import options as opt
-from codl.jobs.job import Job, function
-from codl.jobs.options import option
+from codl.jobs.options import Job, function, option
+from codl.machine.hardware import library_environment
 from codl.measure import FOLDER as DATASETS
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.predict import ESTIMATORS, FOLDER
-from codl.records import soc as socs
-from codl.records.results import Digests
-from codl.targets.environment import library_environment
-from codl.targets.local import LocalTarget
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """Predictors that were stored, how accurate each is, and what that rests on."""
+    """Stored predictors, their accuracy, and the digests of their inputs."""
 
     soc: str
     report: TrainReport
@@ -36,7 +35,6 @@ class Trained:
     budget: Budget
 
     def to_json(self) -> dict[str, Any]:
-        """What `codl train --json` holds."""
         return {
             "soc": self.soc,
             **self.report.to_json(),
@@ -45,59 +43,53 @@ class Trained:
         }
 
 
-PredictorsOption = Annotated[
-    Sequence[str],
-    option(
-        "--predictor",
-        help="One of {codl.predict:ESTIMATORS}; may be repeated.",
-        read=opt.names_of,
-        many=True,
-    ),
-]
-EvaluateOption = Annotated[
-    bool,
-    option(
-        "--evaluate/--no-evaluate",
-        help="Hold out rows and shapes to measure accuracy, which takes some times as long as "
-        "training. Predictors are stored before: Ctrl-C and --budget keep what is known by then.",
-    ),
-]
-BudgetOption = Annotated[
-    float | None,
-    option(
-        "--budget",
-        help="Hold out nothing more after this time, such as 90s or 10m; all is fitted first, "
-        "however long that takes.",
-        read=opt.read_budget,
-    ),
-]
-SeedsOption = Annotated[
-    int, option("--seeds", least=1, help="Random divisions into folds; medians are printed.")
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Train(Job):
     """Train latency predictors on the dataset of a SoC, and store them.
 
-    `predictors` names some of them, by default all. To `evaluate`, rows and shapes are held out, in
-    folds of `seeds` random divisions, until the budget is over; all are stored before. They are
-    trained side by side by `jobs` processes, by default one on each core. Raises `CodlError` where
-    a SoC, a predictor or data are missing.
+    By default all predictors are trained, by one process on each core, and stored. `evaluate` then
+    measures their accuracy on held-out rows and shapes, within the budget. Raises `CodlError` for a
+    missing SoC, predictor or dataset.
 
     >>> trained = codl.train("host")
     >>> [row.mape for row in trained.report.predictors]
     """
 
     soc: opt.PlannedSocOption = field(default="host", kw_only=False)
-    predictors: PredictorsOption = ()
+    predictors: Annotated[
+        Sequence[str],
+        option(
+            "--predictor",
+            help="One of {codl.predict:ESTIMATORS}; may be repeated.",
+            read=opt.names_of,
+            many=True,
+        ),
+    ] = ()
     dataset: opt.DatasetsOption = DATASETS
-    evaluate: EvaluateOption = True
-    seeds: SeedsOption = 1
-    budget_s: BudgetOption = None
+    evaluate: Annotated[
+        bool,
+        option(
+            "--evaluate/--no-evaluate",
+            help="Measure accuracy on held-out rows and shapes, which takes several times as long "
+            "as training. Predictors are stored first.",
+        ),
+    ] = True
+    seeds: Annotated[
+        int, option("--seeds", least=1, help="Random divisions into folds; medians count.")
+    ] = 1
+    budget_s: Annotated[
+        float | None,
+        option(
+            "--budget",
+            help="Time limit of the evaluation, such as 90s or 10m; all is fitted first.",
+            read=opt.read_budget,
+        ),
+    ] = None
     jobs: opt.JobsOption = None
     dask: opt.DaskOption = None
-    output: opt.ToPredictorsOption = FOLDER
+    output: Annotated[
+        Path, option("--predictors", help=opt.IN_PREDICTORS, read=opt.writable_folder)
+    ] = FOLDER
 
     def run(self) -> Trained:
         """Fit all predictors, store them, then hold out rows and shapes."""
@@ -126,7 +118,7 @@ class Train(Job):
         return Trained(
             soc=described.name,
             report=report,
-            environment=library_environment(LocalTarget(None), protocol, threads=workers.jobs),
+            environment=library_environment(protocol, threads=workers.jobs),
             digests=Digests(dataset=dataset_digest(data), tuning=tuning.fingerprint),
             budget=budget,
         )

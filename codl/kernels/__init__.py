@@ -1,10 +1,30 @@
-"""Kernel variants: what each implementation of an op is, compiled and run by `codl.runtime`.
+"""Kernel variants: descriptions of implementations of ops, compiled and run by `codl.runtime`.
 
-Importing this package imports every module and package in it, and each registers its variants in
-`codl.kernels.registry`; those of a CPU that plays the GPU come last.
+Modules of an op kind are imported when its variants are first used. Each lists them in `VARIANTS`,
+in order of preference; variants for a CPU as OpenCL device come last.
 """
 
-from codl.registry import import_modules
+from codl.kernels.registry import VARIANTS
 
-import_modules(__name__)
-import_modules(f"{__name__}.cpu_device")
+#: The modules of each op kind.
+MODULES = {
+    "attention": ("attention",),
+    "concat": ("layout",),
+    "concat_nd": ("layout",),
+    "conv2d": ("conv2d",),
+    "conv_transpose2d": ("conv_transpose2d",),
+    "eltwise": ("eltwise",),
+    "fc": ("fc",),
+    "reshape": ("layout",),
+    "matmul": ("matmul",),
+    "norm": ("rows",),
+    "onnx": ("cpu",),
+    "pooling": ("pooling",),
+    "resize": ("resize",),
+    "reduce": ("rows",),
+    "softmax": ("rows",),
+    **dict.fromkeys(("gather", "transpose", "slice", "tile", "pad"), ("strided",)),
+}
+
+for kind, modules in MODULES.items():
+    VARIANTS.add_lazy(kind, *(f"{__name__}.{module}" for module in modules))

@@ -1,27 +1,27 @@
-"""What a kernel variant is: one implementation of an op on one processor, described, not run.
+"""Types of kernel variants: implementations of an op on one processor, described and not run.
 
-A GPU variant turns an op into a `KernelPlan`: which `.cl` file, compiled with which macros,
-launched with which sizes and arguments, over which constants. `codl.runtime` compiles and runs
-plans; nothing here imports OpenCL, so plans can be made, tested and predicted without a driver.
+A GPU variant turns an op into a `KernelPlan`: a `.cl` file with macros, launches with sizes and
+arguments, and constants. `codl.runtime` compiles and runs plans. This module does not import
+OpenCL, so plans are made, tested and predicted without a driver.
 
-How a tensor lies on the GPU is its `Storage`: a memory object with a layout, and the type of its
-elements. Whatever that type, kernels compute and accumulate in float32. The layouts:
+The `Storage` of a GPU tensor is a memory object with a layout and an element type. Kernels
+accumulate in float32 for any element type. Layouts:
 
 - `blocked`: a buffer, `nc{V}hw{V}` with V channels to a block (the SoC's `gpu.vector_width`;
   `nc4hw4` for V = 4). Element (c, y, x) lies at
   `((c // V) * block_stride + offset + y * W + x) * V + c % V` elements from the start.
 - `planar`: a buffer, `nchw`. Element (c, y, x) lies at `c * channel_stride + offset + y * W + x`.
-- `image`: an `image2d_t` of RGBA texels, `W * ceil(C / 4)` wide and `N * H` high, as MACE has it.
+- `image`: an `image2d_t` of RGBA texels, `W * ceil(C / 4)` wide and `N * H` high, as in MACE.
   Channels 4 b ... 4 b + 3 of pixel (y, x) are the texel (`column` + b * W + x, `row` + y).
 
-Constants and scratch memory may be images too, in the layouts that MACE has for filters and for
-Winograd; the variants that use them say which texel is where. Reading outside an image through a
-clamping sampler gives zeros. A kernel either reads an image or writes it, never both.
+Constants and scratch memory may also be images, in MACE's layouts for filters and Winograd; the
+variants document them. A clamping sampler returns zeros outside of an image. A kernel reads or
+writes an image, never both.
 
-Offsets and strides come as kernel arguments, in pixels or elements, so a kernel works in place on
-any rows and any blocks of a larger tensor. Channels beyond the last are stored as zeros up to a
-full block, and kernels keep them finite. A plan is made for one image; a batch runs it once for
-each, at that image's offset, unless the plan says `whole_batch`.
+Offsets and strides are kernel arguments, in pixels or elements, so that a kernel works in place on
+rows and blocks of a larger tensor. Channels beyond the last are zeros up to a full block, and
+kernels keep them finite. A plan is for one image; a batch runs it per image, at the image's offset,
+unless the plan has `whole_batch`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from codl.ir.columns import Columns
 from codl.ir.ops.base import Op, Weights
+from codl.ir.records.soc import Soc
+from codl.ir.records.tuned import Choice as Choice
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
-from codl.records.soc import Soc
-from codl.records.tuned import Choice as Choice
 
 
 @dataclass(frozen=True)
 class TensorArg:
-    """An op's input or output; expands to three kernel arguments.
+    """A tensor argument of an op's input or output; it expands to three kernel arguments.
 
-    Of a blocked tensor `__global ELEMENT *data, int offset, int block_stride`; of a planar one
-    `__global ELEMENT *data, int offset, int channel_stride`; of an image `image2d_t image,
-    int column, int row` (see the module's layouts).
+    Blocked: `__global ELEMENT *data, int offset, int block_stride`. Planar: `__global ELEMENT
+    *data, int offset, int channel_stride`. Image: `image2d_t image, int column, int row`.
     """
 
     role: Literal["input", "output"]
@@ -52,15 +51,15 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class ConstantArg:
-    """A packed weight by its name in the result of `KernelPlan.pack`.
+    """A packed weight, by its name in the result of `KernelPlan.pack`.
 
-    `__global const float *` or `half *`, as it is packed; `image2d_t` where the plan says so.
+    It is a `__global` pointer to the packed type, or an `image2d_t` if in `KernelPlan.images`.
     """
 
     name: str
 
 
-#: An op's only input, and its output.
+#: The only input of an op, and its output.
 ENDS = (TensorArg("input"), TensorArg("output"))
 
 
@@ -73,36 +72,33 @@ class ScratchArg:
 
 @dataclass(frozen=True)
 class ApartArg:
-    """How far apart the images of an input or output in a buffer lie: `int`, in pixels.
-
-    0 of one that is read again for every image of the others.
-    """
+    """The distance between images in a buffer, an `int` in pixels; 0 if all share one."""
 
     tensor: TensorArg
 
 
 Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | ApartArg | int | float
-#: What most kernels of ops with weights begin with.
+#: The first arguments of most kernels with weights.
 WEIGHTED: tuple[Arg, ...] = (*ENDS, ConstantArg("weight"), ConstantArg("bias"))
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One enqueued kernel. Ints become `int` arguments, floats `float` ones."""
+    """One enqueued kernel. Python ints become `int` arguments, floats `float` arguments."""
 
     kernel: str
     global_size: tuple[int, ...]
     args: tuple[Arg, ...]
     local_size: tuple[int, ...] | None = None
-    #: The first image that it computes, of a plan for a whole batch.
+    #: The number of its first image, in a plan for a whole batch.
     image: int = 0
-    #: The kernel's parameters that numbers are for, as far as they are told; "" of other arguments.
+    #: Parameter names of the number arguments, where given; "" for other arguments.
     names: tuple[str, ...] = ()
-    #: How many of the work-items in each dimension have work; () where that is not told.
+    #: Work-items with work in each dimension; () where not given.
     used: tuple[int, ...] = ()
 
     def of_images(self, count: int, tensors: Iterable[TensorArg]) -> KernelLaunch:
-        """The same for `count` images: the third dimension, and how far apart they lie."""
+        """The launch for `count` images, which become the third dimension."""
         sizes = (*self.global_size, 1)[:2]
         local = self.local_size and (*(*self.local_size, 1)[:2], 1)
         return replace(
@@ -120,14 +116,14 @@ def no_constants(weights: Weights) -> Mapping[str, ConstantArray]:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How a GPU variant computes one op.
+    """The kernels, constants and scratch memory by which a GPU variant computes one op.
 
-    `source` is a `.cl` file as `codl.kernels.source` names it; `defines` its macros; `pack`
-    arranges the op's weights once, at compile time (float32 or float16); `scratch` names buffers by
-    size in bytes, and images by their size. `images` are the constants that become images:
-    packed as (rows, columns, 4). Equal source and defines are compiled once, so sizes that vary
-    with a split belong in `args`, not in `defines`. `storages` says how tensors lie that are not
-    blocked float32; `whole_batch` that the launches compute all images and not only one.
+    `source` is a `.cl` file as in `codl.kernels.source`, `defines` its macros. `pack` arranges the
+    op's weights once, as float32 or float16. `scratch` names buffers by size in bytes, and images
+    by image size. `images` names the constants that become images, packed as (rows, columns, 4).
+    Programs of equal source and defines are compiled once, so sizes that vary with a split belong
+    in `args`. `storages` has the tensors that are not blocked float32. With `whole_batch`, launches
+    compute all images.
     """
 
     source: str
@@ -143,14 +139,13 @@ class KernelPlan:
         return self.storages.get(tensor, BLOCKED)
 
     def wide(self) -> KernelPlan:
-        """The same plan for tensors of so many elements that 32 bits do not count them."""
+        """The plan with 64-bit offsets, for tensors with more elements than 32 bits count."""
         return replace(self, defines={**self.defines, "WIDE": 1})
 
-    def adding(self, mode: str = "add") -> KernelPlan:
-        """The same plan with a second input, such as a residual, added before the activation.
+    def adding(self) -> KernelPlan:
+        """The plan with a second input, a residual, added before the activation.
 
-        Or, by the mode `mul`, multiplied by behind it. It lies as the output does, and has its
-        shape. Sources take it as `conv2d/added.cl` and `matmul/gpu_rows.cl` say.
+        The input has the output's shape and layout. Sources take it as in `conv2d/added.cl`.
         """
         output, added = TensorArg("output"), TensorArg("input", 1)
 
@@ -162,23 +157,22 @@ class KernelPlan:
         return replace(
             self,
             launches=tuple(launches),
-            defines={**self.defines, "ADDED": 1, **({} if mode == "add" else {"MULTIPLIED": 1})},
+            defines={**self.defines, "ADDED": 1},
             storages={**self.storages, added: self.storage(output)},
         )
 
 
-#: What runs a variant: ncnn, ONNX Runtime, OpenVINO, our own OpenCL kernels; or nothing, for
-#: latencies that were measured elsewhere.
+#: The library that runs a variant; a "replayed" variant has only latencies measured elsewhere.
 Backend: TypeAlias = Literal["ncnn", "ort", "openvino", "opencl", "replayed"]
-#: The CPU's libraries, by number; what was measured elsewhere counts as the first one's.
+#: The CPU's libraries by number; replayed variants count as the first library's.
 LIBRARIES: tuple[Backend, ...] = ("ncnn", "ort", "openvino")
 
 
 class Variant(Protocol):
-    """One implementation of one kind of op on one processor.
+    """An implementation of one kind of op on one processor.
 
-    Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`. Those of the GPU are
-    `codl.kernels.kernel.Kernel`s; those of the CPU `CpuKernel`s.
+    Ops are passed as `Any`, and are always of the variant's `op_kind`. GPU variants are
+    `codl.kernels.kernel.Kernel`s, CPU variants `codl.kernels.cpu.CpuKernel`s.
     """
 
     @property
@@ -189,7 +183,7 @@ class Variant(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as `cpu_gemm`; unique among the variants of an op kind."""
+        """Name such as `cpu_gemm`, unique within the op kind."""
         ...
 
     @property
@@ -197,42 +191,49 @@ class Variant(Protocol):
 
     @property
     def is_plannable(self) -> bool:
-        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
+        """False for a variant that is rarely the fastest; it runs only by explicit request."""
         ...
 
     @property
     def takes_batch(self) -> bool:
-        """Whether all images of a batch are computed at once, and not one after the other."""
+        """True where one run computes all images of a batch."""
         ...
 
     @property
     def op_columns(self) -> type[Columns] | None:
-        """What its features are computed over; None where they are computed op by op."""
+        """The type of columns that features are computed from; None for features per op."""
         ...
 
     @property
     def transforms_weights(self) -> bool:
-        """Whether its weights lie in memory as something else, such as points of Winograd's tiles.
+        """True where stored weights are transformed, such as to points of Winograd tiles.
 
-        Then `weight_growth` says how many times as many numbers those are; see `Tuning`.
+        Then `weight_growth` is the ratio of stored to original elements; see `Tuning`.
+        """
+        ...
+
+    def changes_nonfinite(self, op: Any) -> bool:
+        """True where NaN or infinities of `op` become finite, or spread to other elements.
+
+        Library functions drop NaN; tiles mix pixels, and channel blocks mix groups.
         """
         ...
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
-        """Why this variant cannot do `op` (the rule and the value), or None where it can."""
+        """The reason why this variant cannot compute `op`, as rule and value; None if it can."""
         ...
 
     def features(self, op: Any, soc: Soc) -> dict[str, float]:
-        """What `op` costs in this variant, extracted analytically (the paper's section 5.2).
+        """Analytic features of `op` for predictors (the paper's section 5.2).
 
-        Counted after tiling and padding: blocks, waves, padded multiply-adds, bytes. The same names
-        for every op; training and planning both call this.
+        They count blocks, waves, padded multiply-adds and bytes after tiling and padding. Names are
+        equal for all ops. Training and planning both call this.
         """
         ...
 
 
 def work(op: Op) -> dict[str, float]:
-    """Operations, and the bytes of what is read of inputs, of weights and output as float32."""
+    """Operations of an op, and the float32 bytes of its read inputs, its weights and its output."""
     inputs = 4.0 * op.read_elements
     return {
         "flops": float(op.flops),

@@ -1,11 +1,8 @@
-"""Base classes of kernel variants: `CpuKernel`, and `Kernel` of the GPU, as entries of tables.
+"""Base classes of the GPU's kernel variants.
 
-On the CPU an entry is a `CpuKernel`: functions that describe an op and count what it costs. On the
-GPU it is a subclass of `Kernel`, and a variant for each of its storages: it names its op and its
-source, and gives launches, macros and counts. This module makes the `KernelPlan` of them, in every
-storage, and the defaults of all else that a variant says. Counts and tilings are written once, for
-whole numbers or for columns of them: an op alone is a column of one, and `launch` takes the one
-number out of such a column.
+A `Kernel` subclass names its op kind and source, and defines launches, macros and counts. Each of
+its storages makes a variant. Counts and tilings work on integers and on columns; a single op is a
+column of length 1, from which `launch` takes the number.
 """
 
 from __future__ import annotations
@@ -19,6 +16,8 @@ import numpy as np
 
 from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Weights
+from codl.ir.ops.window import WindowColumns, WindowOp
+from codl.ir.records.soc import Soc
 from codl.ir.types import (
     ARITHMETIC,
     BLOCKED,
@@ -44,27 +43,27 @@ from codl.kernels.base import (
     no_constants,
 )
 from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
-from codl.kernels.image import image_refusal
+from codl.kernels.source import MOST_UNROLLED
 from codl.kernels.tiling import (
     GROUP,
     TEXEL,
     base_defines,
     ceil_div,
     group_shapes,
+    image_refusal,
     item_grid,
     rounds,
     strip,
     waves,
 )
-from codl.records.soc import Soc
 
-#: The storages of most entries: buffers in blocks of channels, buffers of any rank, and images.
+#: Storages of most kernels: buffers in channel blocks, planar buffers, and images.
 BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
 ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
 
-#: Mesa's platform of OpenCL.
+#: The OpenCL platform of Mesa.
 MESA = "rusticl"
-#: Global and local size, and of the first how much has work where that is told.
+#: Global and local size, and optionally the part of the global size with work.
 Sizes: TypeAlias = (
     tuple[tuple[int, ...], tuple[int, ...] | None]
     | tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]
@@ -73,10 +72,10 @@ Sizes: TypeAlias = (
 
 @dataclass(frozen=True)
 class Grid:
-    """Work-items with `strip` tiles each: `strips` of them for each of `others`, such as blocks.
+    """A grid of `strips` x `others` work-items with `strip` tiles each; `others` may be blocks.
 
-    On a GPU `teams` of them may share the sums of a tile, and `local` is the width and height of a
-    work-group where it was chosen; else it is what fits best, as close to `wide` as may be.
+    On a GPU `teams` work-items may share a tile's sums, and work-groups are as close to the width
+    `wide` as possible.
     """
 
     soc: Soc
@@ -84,7 +83,6 @@ class Grid:
     strips: Any
     others: Any
     teams: Any = 1
-    local: tuple[Any, Any] | None = None
     wide: int = GROUP
 
     @classmethod
@@ -98,14 +96,11 @@ class Grid:
         choice: Mapping[str, Any] | None = None,
         wide: int = GROUP,
     ) -> Grid:
-        """At most `most` of `tiles` consecutive tiles for a work-item, as the device wants it.
-
-        A `choice` may have `teams`, `local_x` and `local_y`.
-        """
-        length, chosen = strip(tiles, others, most, soc), choice or {}
-        local = (chosen["local_x"], chosen["local_y"]) if "local_x" in chosen else None
-        strips = ceil_div(tiles, length)
-        return cls(soc, length, strips, others, chosen.get("teams", 1), local, wide)
+        """A grid of `tiles`, at most `most` per item; `choice` may set teams."""
+        length = strip(tiles, others, most, soc)
+        return cls(
+            soc, length, ceil_div(tiles, length), others, (choice or {}).get("teams", 1), wide
+        )
 
     @property
     def items(self) -> Any:
@@ -113,14 +108,11 @@ class Grid:
 
     @property
     def shape(self) -> tuple[Any, Any]:
-        """Width and height of a work-group of a GPU."""
-        if self.local is not None:
-            return self.local
+        """Width and height of a work-group on a GPU."""
         return group_shapes(self.strips, self.others, self.teams, self.soc, wide=self.wide)
 
     @property
     def groups(self) -> Any:
-        """Work-groups of a GPU."""
         width, high = self.shape
         return ceil_div(self.strips, width) * ceil_div(self.others, high)
 
@@ -142,9 +134,9 @@ class Grid:
 
 
 def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
-    """A launch over `sizes`, of tensors and constants and then of numbers by their names.
+    """A launch over `sizes`, with tensors and constants first, then named numbers.
 
-    The names are those of the kernel's parameters, in their order; a column is of one op.
+    The names are the kernel's parameters, in order; a column must have length 1.
     """
     numbers = (_number(value) for value in named.values())
     names = (*("" for _ in args), *named)
@@ -154,81 +146,30 @@ def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
 
 
 def _number(value: Any) -> Any:
-    """An argument, of which a column of one is its whole number."""
+    """The value of an argument: an integer from a column of length 1, else unchanged."""
     return int(value.item()) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def apart(*tensors: TensorArg) -> dict[str, ApartArg]:
-    """How far apart the images of tensors lie."""
+    """Distances between the images of tensors, by argument name."""
     return {f"{tensor.role}_apart": ApartArg(tensor) for tensor in tensors}
 
 
-#: Libraries whose sigmoid, clip or maximum makes numbers of NaN or infinities.
-CHANGE_NONFINITE: tuple[Backend, ...] = ("ncnn", "openvino")
-
-
-@dataclass(frozen=True)
-class CpuKernel:
-    """A library's implementation of an op: takes all images of a batch at once.
-
-    `describe` says it in the library's terms; `count` gives the features over `op_columns`, or of
-    an op where there are none.
-    """
-
-    op_kind: str
-    describe: Callable[[Any], Any]
-    count: Callable[[Any, Soc], Mapping[str, Any]]
-    op_columns: type[Columns] | None = None
-    refuse: Callable[[Any], str | None] = lambda op: None
-    name: str = "cpu_direct"
-    backend: Backend = "ncnn"
-    is_plannable: bool = True
-    #: How many times as many numbers its weights are as the op's, where it transforms them.
-    growth: Callable[[Any], Column] | None = None
-    processor: ClassVar[Processor] = "cpu"
-    takes_batch: ClassVar[bool] = True
-
-    @property
-    def transforms_weights(self) -> bool:
-        return self.growth is not None
-
-    def refusal(self, op: Any, soc: Soc) -> str | None:
-        if op.nonfinite and self.backend in CHANGE_NONFINITE:
-            return f"{self.backend} changes NaN and infinities, got nonfinite=1"
-        return self.refuse(op)
-
-    def plan(self, op: Any, soc: Soc) -> Any:
-        return self.describe(op)
-
-    def features(self, op: Any, soc: Soc) -> dict[str, float]:
-        if self.op_columns is not None:
-            return single(self.feature_columns(self.op_columns.of([op]), soc))
-        return {name: float(value) for name, value in self.count(op, soc).items()}
-
-    def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
-        """Features by name, each shaped (ops)."""
-        return dict(self.count(ops, soc))
-
-    def weight_growth(self, ops: Any) -> Column:
-        """As `Variant.transforms_weights` says, shaped (ops)."""
-        return np.ones(len(ops)) if self.growth is None else self.growth(ops)
-
-
 class Kernel:
-    """A GPU kernel whose features are counted op by op."""
+    """A GPU kernel with features per op."""
 
     op_kind: ClassVar[str]
-    #: Its name over floats in the usual storage.
+    #: Name of its float32 variant in the first storage.
     base_name: ClassVar[str] = "gpu_direct"
     source: ClassVar[str]
     storages: ClassVar[tuple[Storage, ...]] = PLANES
-    #: The types of device that it is written for; on others it works, slowly.
+    #: Device types that it is written for; it works on others, but slowly.
     meant_for: ClassVar[frozenset[str]] = ANY_DEVICE
-    #: Whether factors of its products come out of local memory.
+    #: True if its products read factors from local memory.
     through_local: ClassVar[bool] = False
-    #: Whether the images of a batch in buffers are computed at once where an op's are apart.
+    #: True if one launch computes all images of a batch in buffers.
     batches: ClassVar[bool] = False
-    #: The types of device on which it had better compute what follows it, too: see `adding`.
+    #: Device types on which it should compute a following add (see `adding`).
     adds_on: ClassVar[frozenset[str]] = frozenset()
     processor: ClassVar[Processor] = "gpu"
     backend: ClassVar[Backend] = "opencl"
@@ -236,8 +177,10 @@ class Kernel:
     transforms_weights: ClassVar[bool] = False
     op_columns: ClassVar[type[Columns] | None] = None
 
-    #: Whether its source multiplies halves too where `ARITHMETIC` says so; see `common.cl`.
+    #: True if the source can multiply in float16; see `ARITHMETIC` in `common.cl`.
     multiplies_halves: ClassVar[bool] = False
+    #: Choices of tuning parameters, the default first; `items` are those of a work-group.
+    tried: ClassVar[tuple[Choice, ...]] = ({},)
 
     def __init__(self, storage: Storage | None = None, arithmetic: Element = "float32") -> None:
         self.storage = self.storages[0] if storage is None else storage
@@ -247,7 +190,7 @@ class Kernel:
 
     @classmethod
     def arithmetics(cls, storage: Storage) -> tuple[Element, ...]:
-        """The types that it can multiply tensors in that are stored so."""
+        """Types in which the kernel can multiply tensors of a storage."""
         is_half = cls.multiplies_halves and storage.element == "float16"
         return ("float16", "float32") if is_half else ("float32",)
 
@@ -257,17 +200,21 @@ class Kernel:
 
     @property
     def planar_fallback(self) -> str | None:
-        """The variant, by name, that is planned in its place among planar tensors, if any is.
-
-        It takes what this one takes, and is not measured by itself.
-        """
+        """Name of the unmeasured variant for the same ops among planar tensors, if any."""
         return None
+
+    def changes_nonfinite(self, op: Any) -> bool:
+        groups = getattr(op, "groups", 1)
+        is_mixed = groups > 1 and not groups == op.inputs[0].c == op.output.c
+        return self.transforms_weights or is_mixed
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         reason = self.refuse(op, soc)
-        groups = getattr(op, "groups", 1)
-        if op.nonfinite and (self.transforms_weights or 1 < groups < op.inputs[0].c):
+        if op.nonfinite and self.changes_nonfinite(op):
             return "tiles of pixels or channels spread NaN and infinities, got nonfinite=1"
+        if reason is None and not self.allowed(soc):
+            least = min(choice["items"] for choice in self.tried)
+            return f"work-groups of {least} are needed, got at most {soc.gpu.max_work_group_size}"
         if self.arithmetic == "float16":
             if not soc.gpu.half:
                 return f"the device must have halves (cl_khr_fp16), got gpu.half: {soc.gpu.half}"
@@ -277,46 +224,37 @@ class Kernel:
         return reason
 
     def refuse(self, op: Any, soc: Soc) -> str | None:
-        """Why it cannot take an op, whatever fits in images."""
+        """The reason why it cannot compute an op, apart from image sizes; None if it can."""
         return None
 
     def refuse_halves(self, op: Any) -> str | None:
-        """Why it cannot multiply halves of an op that it takes."""
+        """The reason why it cannot multiply an accepted op in float16; None if it can."""
         return None
+
+    def allowed(self, soc: Soc) -> tuple[Choice, ...]:
+        """Choices of `tried` whose work-groups fit the device."""
+        most = soc.gpu.max_work_group_size
+        return tuple(choice for choice in self.tried if choice.get("items", 1) <= most)
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
-        """Every choice of tuning parameters worth trying; the first is what holds untuned."""
-        return ({},)
-
-    def block_counts(self, soc: Soc) -> tuple[int, ...]:
-        """Numbers of blocks of output channels that a tile may have; none where that is no choice.
-
-        Which of them a device is best with is found by a few ops.
-        """
-        return ()
-
-    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
-        """Of `choices`, the usual one on a device that is best with `blocks` blocks."""
-        return None
+        """Choices of tuning parameters to try; the first is the default."""
+        return self.allowed(soc)
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        """As of any variant. A `Tuning`, which knows the best choice, asks this and `plan`."""
         counts = self.counts(op, soc, self._chosen(op, soc, choice))
         return {name: float(value) for name, value in counts.items()}
 
     def counts(self, op: Any, soc: Soc, choice: Any) -> Mapping[str, Any]:
-        """The features, of an op in a choice."""
         raise NotImplementedError
 
     def weight_growth(self, ops: Any, choice: ChoiceColumns) -> Column:
-        """As `Variant.transforms_weights` says, shaped (ops), in a choice for each."""
         return np.ones(len(ops))
 
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         return self.build(op, soc, self._chosen(op, soc, choice))
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
-        """The plan of an op in a choice, most often by `assemble`."""
+        """The plan of an op in a choice, usually made by `assemble`."""
         raise NotImplementedError
 
     def _chosen(self, op: Any, soc: Soc, choice: Choice | None) -> Choice:
@@ -334,11 +272,11 @@ class Kernel:
         floats: Iterable[TensorArg] = (),
         source: str | None = None,
     ) -> KernelPlan:
-        """A plan of launches, in the variant's storage.
+        """A plan of launches in the variant's storage.
 
-        Macros that are False are not defined. `floats` are tensors that are planar floats whatever
-        the storage. Constants beside blocks and images are packed to its type of element, but for
-        the bias, which costs next to nothing; those beside planar tensors are packed as they are.
+        Macros that are False are omitted. `floats` are tensors that are planar float32 in any
+        storage. Constants have the storage's element type in blocks and images, except the bias,
+        which costs little; with planar tensors they stay as packed.
         """
         arguments = dict.fromkeys(arg for each in launches for arg in each.args)
         is_planar = self.storage.layout == "planar"
@@ -367,37 +305,28 @@ class Kernel:
         return {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa}
 
     def width(self, soc: Soc) -> int:
-        """Channels of a block, or of a texel."""
+        """Channels of a block or texel."""
         return TEXEL if self.in_images else soc.gpu.vector_width
 
     def stored(self, elements: Any) -> Any:
-        """Bytes of a number of elements, as they are stored."""
         return float(self.storage.element_bytes) * elements
 
 
 class ColumnKernel(Kernel):
-    """A GPU kernel whose features are counted over columns of many ops.
+    """A GPU kernel with features over columns of many ops.
 
-    `default_columns` gives the choice that holds untuned, `alternatives` the others. `counts` is
-    given columns and, for every parameter of a choice, a column.
+    `default_columns` has the default choices, `alternatives` the others. `counts` receives columns,
+    including one per tuning parameter.
     """
 
     op_columns: ClassVar[type[Columns]]
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
-        """The choice that holds for each op untuned; without any parameters by default."""
-        return {}
-
-    def block_columns(self, ops: Any, soc: Soc, blocks: int) -> ChoiceColumns:
-        """The same on a device that is best with `blocks` blocks, one of `block_counts`."""
-        return self.default_columns(ops, soc)
-
-    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
-        return first_choice(self.block_columns(self.op_columns.of([op]), soc, blocks))
+        """Default choices of ops: the first of `tried`, unless overridden."""
+        return self.allowed(soc)[0]
 
     def alternatives(self, op: Any, soc: Soc, first: Choice) -> Iterable[Choice]:
-        """Choices worth trying beside the first."""
-        return ()
+        return self.allowed(soc)
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         first = self._chosen(op, soc, None)
@@ -414,13 +343,12 @@ class ColumnKernel(Kernel):
     def feature_columns(
         self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        """Features by name, each shaped (ops), in the default choices where none are given."""
+        """Features by name, each shaped (ops); without a `choice`, in the default choices."""
         if choice is None:
             choice = self.default_columns(ops, soc)
         return dict(self.counts(ops, soc, _columns(choice, len(ops))))
 
     def alone(self, op: Any, soc: Soc, choice: Choice) -> tuple[Any, Soc, dict[str, Column]]:
-        """An op and its choice as columns of one."""
         return self.op_columns.of([op]), soc, _columns(choice, 1)
 
 
@@ -438,16 +366,15 @@ def _halved(
 
 
 def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | float | str]:
-    """Macros without those that are False; what is True is 1."""
     return {
         name: 1 if value is True else value for name, value in macros.items() if value is not False
     }
 
 
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
-    """The variants of entries that come in order of preference, by storages, buffers first.
+    """Variants of all entries by storage, buffers first, then in order of the entries.
 
-    Of an entry over halves that which multiplies in them comes before that which does not.
+    For float16 storage, a variant that multiplies in float16 comes first.
     """
     storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
     in_order = sorted(storages, key=lambda storage: storage in IMAGES)
@@ -458,3 +385,61 @@ def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
         if storage in entry.storages
         for arithmetic in entry.arithmetics(storage)
     ]
+
+
+# Windows of convolution and pooling kernels.
+
+
+def window_args(op: WindowOp) -> dict[str, int]:
+    """The arguments of `WINDOW_ARGS` in `window.cl`, in order."""
+    shape = op.inputs[0]
+    return {
+        "in_h": shape.h,
+        "in_w": shape.w,
+        "out_w": op.out_hw.w,
+        "kernel_h": op.kernel.h,
+        "kernel_w": op.kernel.w,
+        "stride_h": op.stride.h,
+        "stride_w": op.stride.w,
+        "pad_top": op.pad.top,
+        "pad_left": op.pad.left,
+        "dilation_h": op.dilation.h,
+        "dilation_w": op.dilation.w,
+    }
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Tiles of `pixels` pixels of a row by blocks of channels."""
+
+    pixels: Column
+    blocks: Column
+    in_row: Column
+    tiles: Column
+    grid: Grid
+
+    @classmethod
+    def of(
+        cls,
+        ops: WindowColumns,
+        soc: Soc,
+        pixels: Column,
+        blocks: Column,
+        longest: Column | float,
+        **grid: Any,
+    ) -> RowTiles:
+        """Strips of at most `longest` tiles of a block; `grid` are arguments of `Grid.of`."""
+        in_row = ceil_div(ops.ow, pixels)
+        tiles = ops.oh * in_row
+        return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc, **grid))
+
+
+def span_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
+    """Macros: input columns under `pixels` neighbours, and whether these are too many to unroll."""
+    columns = (pixels - 1) * op.stride.w + (op.kernel.w - 1) * op.dilation.w + 1
+    return {"SPAN": columns, "ROLLED": columns > MOST_UNROLLED}
+
+
+def span(ops: WindowColumns, pixels: Column | float) -> Column:
+    """Input columns under the windows of `pixels` neighbours."""
+    return (pixels - 1) * ops.sw + ops.extent_w

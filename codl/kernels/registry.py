@@ -1,29 +1,83 @@
-"""Every kernel variant by the op that it computes, and which of them a SoC has."""
+"""Registry of kernel variants by op kind, and the variants of a SoC."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
 from codl.ir.plan import those_of
+from codl.ir.records.soc import Soc
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
-from codl.kernels.architecture import architecture_of
 from codl.kernels.base import LIBRARIES, Variant
-from codl.plugins import LATENCIES, load_installed
-from codl.records.soc import Soc
-from codl.registry import Registry
+from codl.kernels.tiling import architecture_of
+from codl.registry import LATENCIES, Registry, load_installed
 
-#: By op kind and name, such as "conv2d cpu_gemm"; those of one kind are in order of preference.
-VARIANTS: Registry[Variant] = Registry("kernel variant")
+
+class VariantRegistry(Registry[Variant]):
+    """Variants, best first, by kind and name ("conv2d cpu_gemm"); a used kind is imported."""
+
+    def __init__(self) -> None:
+        super().__init__("kernel variant")
+        self._modules: dict[str, tuple[str, ...]] = {}
+        #: The last imported built-in variant of each op kind.
+        self._last: dict[str, str] = {}
+
+    def add_lazy(self, name: str, *modules: str) -> None:
+        """Register the modules whose `VARIANTS` have the variants of an op kind."""
+        self._modules[name] = modules
+
+    def add(
+        self, name: str, entry: Variant, *, origin: object = None, before: str | None = None
+    ) -> Variant:
+        self._load(_kind(name))
+        return super().add(name, entry, origin=origin, before=before)
+
+    def __getitem__(self, name: str) -> Variant:
+        self._load(_kind(name))
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._load(_kind(str(name)))
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, grouped by op kind, built-in kinds first."""
+        places = {kind: place for place, kind in enumerate(self._modules)}
+        for kind in places:
+            self._load(kind)
+        return iter(sorted(self._places, key=lambda name: places.get(_kind(name), len(places))))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def of_group(self, word: str) -> list[Variant]:
+        self._load(word)
+        return [self._entries[name] for name in self._places if _kind(name) == word]
+
+    def _load(self, kind: str) -> None:
+        if self._last.get(kind) in self._places:
+            return
+        for module in self._modules.get(kind, ()):
+            for variant in import_module(module).VARIANTS:
+                if variant.op_kind == kind:
+                    self._last[kind] = f"{kind} {variant.name}"
+                    super().add(self._last[kind], variant)
+
+
+def _kind(name: str) -> str:
+    return name.partition(" ")[0]
+
+
+VARIANTS = VariantRegistry()
 
 
 def register(*variants: Variant, before: str | None = None) -> None:
     """Add variants in order of preference: the first that accepts an op is its default.
 
-    They come behind those that are already there, or before the variant of their kind named
-    `before`.
+    They follow the existing variants of their kind, or precede the variant named `before`.
     """
     for variant in variants:
         kind = variant.op_kind
@@ -32,29 +86,26 @@ def register(*variants: Variant, before: str | None = None) -> None:
 
 
 def target(variant: Variant, op: Op) -> str:
-    """What is measured and predicted together, such as `conv2d_cpu_gemm`, `pooling_gpu_direct_max`.
-
-    The name of a dataset's table and of a predictor.
-    """
+    """Name of a variant's dataset table and predictor, such as `pooling_gpu_direct_max`."""
     name = f"{op.kind}_{variant.name}"
     return f"{name}_{op.flavor}" if op.flavor else name
 
 
 def of_kind(kind: str, processor: Processor | None = None) -> list[Variant]:
-    """The variants of a kind of op that can run somewhere, in order of preference."""
-    every = (VARIANTS[name] for name in VARIANTS if name.startswith(f"{kind} "))
+    """The runnable variants of an op kind on a processor, or on both, in order of preference."""
+    every = VARIANTS.of_group(kind)
     return [variant for variant in every if processor in (None, variant.processor)]
 
 
 def known_to(op: Op) -> list[Variant]:
-    """All variants of an op's kind, those that cannot run included."""
+    """All variants of an op's kind, including replayed ones."""
     return [*of_kind(op.kind), *_latencies_of(op.kind)]
 
 
 def _latencies_of(kind: str, source: str | None = None) -> list[Variant]:
-    """The variants of a kind of op that have latencies and no kernels, of one source or of all."""
+    """The replayed variants of an op kind, which have only latencies, from one source or all."""
     if not LATENCIES:
-        load_installed()  # in a worker process, or a script that calls parts of codl
+        load_installed()  # a worker process, or a script without the CLI
     sources = LATENCIES.values() if source is None else [LATENCIES.find(source)]
     return [variant for variants_of in sources for variant in variants_of(kind)]
 
@@ -64,13 +115,11 @@ def variants(
 ) -> list[Variant]:
     """The variants that accept `op` on a processor, the default first.
 
-    Where the SoC's memory types have none (or an image would be too large), those of any other. On
-    the CPU ncnn's come first.
-    A GPU whose local memory is no faster than others has products out of it last.
-    `include_unfit` includes all that are right but not for this SoC: written for another type of
-    device, or with tensors in memory, or of an element type, that its file does not name; or never
-    best; and those in which the SoC file says that the op is wrong. A replayed SoC has only
-    variants that were measured elsewhere.
+    If none uses the SoC's memory types (or an image is too large), variants of other memory types
+    follow. On the CPU, ncnn's come first. On a GPU with slow local memory, variants that multiply
+    from it come last. `include_unfit` adds variants for another device type, memory type or element
+    type, variants that are rarely fastest, and variants that the SoC file lists as wrong. A
+    replayed SoC has only replayed variants.
     """
     listed = candidates(op.kind, processor, soc, include_unfit=include_unfit)
     return _accepting(op, listed, soc) if include_unfit else accepting(op, listed, soc)
@@ -79,7 +128,7 @@ def variants(
 def candidates(
     kind: str, processor: Processor, soc: Soc, *, include_unfit: bool = False
 ) -> list[list[Any]]:
-    """The variants of a kind of op: the first of these lists that has any for an op has all."""
+    """Lists of variants of an op kind in order of preference; the first with any match counts."""
     if soc.is_replayed:
         known = [v for v in _latencies_of(kind, soc.source) if v.processor == processor]
         return [[v for v in known if include_unfit or v.is_plannable]]
@@ -92,8 +141,8 @@ def candidates(
     meant = [v for v in all_variants if soc.gpu.type in v.meant_for and v.arithmetic in multiplied]
     if architecture_of(soc.gpu).local_is_memory:
         meant.sort(key=lambda variant: variant.through_local)
-    # Tensors of any rank are planar, whatever memory those of convolutions lie in; what has no
-    # variant over halves, such as indices, is of floats.
+    # Tensors of any rank are planar, whatever the memory of convolutions; variants without a
+    # float16 form, such as indices, use float32.
     element: Any = soc.gpu.element
     usual = (Storage(PLANAR.layout, element), *storages(soc))
     return [
@@ -104,7 +153,7 @@ def candidates(
 
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
-    """Those of `candidates` that accept an op, or what the SoC file says to run it in instead."""
+    """Candidates that accept an op, or the replacements that the SoC file names for wrong ones."""
     accepted = _accepting(op, candidates, soc)
     if not soc.fallbacks or not accepted:
         return accepted
@@ -127,14 +176,14 @@ def _accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Varian
 
 
 def storages(soc: Soc) -> tuple[Storage, ...]:
-    """What the SoC's tensors may be stored as, its usual storage first."""
+    """Storages of the SoC's tensors, the default first."""
     layouts = {traits.memory: layout for layout, traits in LAYOUTS.items()}
     element: Any = soc.gpu.element
     return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 
 
 def of_library(op: Op, library: int, soc: Soc) -> Variant | None:
-    """The first variant of a library, by its number, that accepts an op, if there is one."""
+    """The first variant of a library, given by number, that accepts an op; or None."""
     backend = LIBRARIES[library]
     for variant in of_kind(op.kind, "cpu"):
         if variant.backend == backend and variant.refusal(op, soc) is None:
@@ -143,7 +192,7 @@ def of_library(op: Op, library: int, soc: Soc) -> Variant | None:
 
 
 def find(op: Op, name: str, processor: Processor | None = None) -> Variant:
-    """The variant of an op's kind by its name, such as `cpu_gemm`, where given of one processor."""
+    """A variant by name, such as `cpu_gemm`, on `processor`; else raises `UnknownNameError`."""
     variant = VARIANTS.get(f"{op.kind} {name}")
     if variant is None:
         variant = next((v for v in _latencies_of(op.kind) if v.name == name), None)

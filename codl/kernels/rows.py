@@ -1,34 +1,30 @@
-"""Row kernels of the GPU (reductions, softmax): how work-items share rows or take several."""
+"""Kernels over rows: reductions, softmax and norms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil, sqrt
 from typing import Any, ClassVar
 
-from codl.ir.ops.nd import AxisBlock
-from codl.ir.ops.reductions import REDUCTIONS, Reduce, Softmax
-from codl.kernels.base import ENDS, Choice, KernelPlan
-from codl.kernels.kernel import Kernel, Sizes, launch, of_every_storage
-from codl.kernels.registry import register
-from codl.kernels.tiling import (
-    GROUP,
-    ceil_div,
-    grid_rounds,
-    item_grid,
-    power_of_two,
-    strip,
-    waves,
-)
-from codl.records.soc import Soc
+import numpy as np
 
-#: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
+from codl.ir.onnx_node import Node
+from codl.ir.ops.nd import AxisBlock
+from codl.ir.ops.reductions import REDUCTIONS, Channels, Norm, Reduce, Softmax
+from codl.ir.records.soc import Soc
+from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
+from codl.kernels.cpu import NamedArrays, OrtPlan, ints, node, number, of_onnx
+from codl.kernels.kernel import BLOCKS, Kernel, Sizes, launch, of_every_storage
+from codl.kernels.tiling import GROUP, ceil_div, grid_rounds, item_grid, power_of_two, strip, waves
+
+#: The most elements of whole rows per work-item on a CPU: some microseconds.
 LONGEST_STRIP = 1 << 15
 
 
 @dataclass(frozen=True)
 class RowGrid:
-    """`rows` rows of `size` elements: `sharers` work-items to a row, `together` rows to a group."""
+    """`rows` rows of `size` elements: `sharers` work-items per row, `together` rows per group."""
 
     rows: int
     size: int
@@ -46,7 +42,7 @@ class RowGrid:
 
     @property
     def defines(self) -> dict[str, int | float | str]:
-        """The macros of `common.cl` for rows that are shared."""
+        """Macros of `common.cl` for shared rows."""
         if self.sharers == 1:
             return {}
         return {"SHARERS": self.sharers, "GROUP": self.sharers * self.together}
@@ -64,10 +60,7 @@ class RowGrid:
 
 
 def sharer_choices(size: int, soc: Soc) -> tuple[Choice, ...]:
-    """How many work-items may share a row of `size` elements: powers of two, the likely one first.
-
-    On a CPU a row is one work-item's.
-    """
+    """Numbers of work-items per row of `size`, powers of two, the likely best first; 1 on a CPU."""
     if soc.gpu.is_cpu:
         return ({},)
     most = power_of_two(min(256, soc.gpu.max_work_group_size))
@@ -79,13 +72,13 @@ def sharer_choices(size: int, soc: Soc) -> tuple[Choice, ...]:
 
 
 class _AlongAxes(Kernel):
-    """Any adjacent axes: rows, or some vectors of columns at a time where the axes are not last."""
+    """Ops along adjacent axes: over rows, or over vectors of columns if the axes are not last."""
 
-    #: What its two kernels begin with.
+    #: Prefix of the names of its two kernels.
     prefix: ClassVar[str]
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
-        """The `sharers` of a row; for columns, the vectors of a row that a work-item takes."""
+        """Choices of the `sharers` of a row, or of the vectors of columns per work-item."""
         if op.rows.inner == 1:
             return sharer_choices(op.rows.size, soc)
         wide = 4 if soc.gpu.is_cpu and op.rows.inner >= 4 * soc.gpu.vector_width else 1
@@ -124,7 +117,6 @@ class _AlongAxes(Kernel):
         return {}
 
     def numbers(self, op: Any) -> Mapping[str, float]:
-        """Arguments of either kernel, at the end."""
         return {}
 
     def _columns(self, rows: AxisBlock, choice: Choice, soc: Soc) -> Sizes:
@@ -164,4 +156,256 @@ class GpuSoftmax(_AlongAxes):
         return {"LOG": op.log}
 
 
-register(*of_every_storage(GpuReduce, GpuSoftmax))
+#: The most pixels of a block per work-item on a CPU: some microseconds.
+MOST_PIXELS = 4096
+#: With more pieces, a GPU adds up groups of them first, because finally every work-item adds up all
+#: remaining sums.
+MOST_PIECES = 256
+#: The fewest pixels of a work-item on a GPU if the image has them; and with more than MOST_PIECES
+#: pieces.
+FEWEST_PIXELS, MANY_PIXELS = 16, 32
+SUMS, FOLDED = ScratchArg("sums"), ScratchArg("folded")
+
+
+class GpuNorm(Kernel):
+    """Any run except a channel; scale and bias per element of a run, or per equal piece.
+
+    For runs that are channels, the planar layout would cost a copy before and after the norm.
+    """
+
+    op_kind = "norm"
+    source = "norm/gpu_direct.cl"
+
+    def refuse(self, op: Norm, soc: Soc) -> str | None:
+        if _is_by_channel(op):
+            return f"runs must not be the channels of one image, got {op.input}"
+        if op.affine and op.channels is None:
+            return f"scale and bias must have no 1 between their axes, got {op.shapes[1]}"
+        return None
+
+    def choices(self, op: Norm, soc: Soc) -> tuple[Choice, ...]:
+        return sharer_choices(op.run, soc)
+
+    def counts(self, op: Norm, soc: Soc, choice: Choice) -> dict[str, float]:
+        return {
+            "runs": op.runs,
+            "loop_length": op.run,
+            "segments": op.runs * op.run // _segment(op),
+            **RowGrid.of(op.runs, op.run, choice, soc).features(soc),
+            "output_bytes": self.stored(op.output.elements),
+        }
+
+    def build(self, op: Norm, soc: Soc, choice: Choice) -> KernelPlan:
+        grid = RowGrid.of(op.runs, op.run, choice, soc)
+        channels = op.channels or Channels(1, 1)
+        norm = launch(
+            "norm_runs",
+            grid.sizes,
+            *_inputs(op),
+            ENDS[1],
+            strip=grid.strip,
+            runs=op.runs,
+            size=op.run,
+            segment=_segment(op),
+            channel_run=channels.run,
+            channels=channels.total,
+            per_element=1.0 / op.run,
+            epsilon=float(op.epsilon),
+        )
+        macros: dict[str, Any] = {**_norm_macros(op), "IN_RUNS": channels.run > 1}
+        return self.assemble(op, soc, norm, macros={**grid.defines, **macros})
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Pieces of a block, and on a CPU the consecutive pixels of a piece.
+
+    The last step adds up the sums of `parts` parts.
+    """
+
+    number: int
+    strip: int
+    parts: int
+
+    @classmethod
+    def of(cls, op: Norm, soc: Soc) -> _Pieces:
+        pixels = op.output.h * op.output.w
+        if soc.gpu.is_cpu:
+            length = strip(pixels, soc.gpu.blocks(op.output.c), MOST_PIXELS, soc)
+            number = ceil_div(pixels, length)
+            return cls(number, length, number)
+        if pixels <= MOST_PIECES * MANY_PIXELS:
+            number = min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS))
+            return cls(number, 0, number)
+        number = ceil_div(pixels, MANY_PIXELS)
+        return cls(number, 0, ceil(sqrt(number)))
+
+
+class GpuBlockedNorm(Kernel):
+    """Runs that are the pixels of a channel: instance norms between convolutions."""
+
+    op_kind = "norm"
+    base_name = "gpu_blocked"
+    source = "norm/gpu_blocked.cl"
+    storages = BLOCKS
+
+    def refuse(self, op: Norm, soc: Soc) -> str | None:
+        if not _is_by_channel(op):
+            return f"runs must be channels of one image, got {op.runs} of {op.run} in {op.input}"
+        return None
+
+    def counts(self, op: Norm, soc: Soc, choice: Choice) -> dict[str, float]:
+        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
+        items, vectors = pieces.number * blocks, op.output.h * op.output.w * blocks
+        return {
+            "output_blocks": vectors,
+            "activations": vectors * (op.activation.kind != "none"),
+            "sums": items * pieces.parts,
+            "work_items": items,
+            "waves": grid_rounds(pieces.number, blocks, soc),
+            "output_bytes": self.stored(vectors * soc.gpu.vector_width),
+        }
+
+    def build(self, op: Norm, soc: Soc, choice: Choice) -> KernelPlan:
+        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
+        sizes = item_grid(pieces.number, blocks, soc)
+        pixels = op.output.h * op.output.w
+        cut = {"pieces": pieces.number, "strip": pieces.strip, "pixels": pixels}
+        launches = [launch("norm_sums", sizes, ENDS[0], SUMS, **cut)]
+        sum_bytes, summed = 4 * 2 * soc.gpu.vector_width * blocks, SUMS
+        scratch = {"sums": sum_bytes * pieces.number}
+        if pieces.parts < pieces.number:
+            fold = item_grid(pieces.parts, blocks, soc)
+            between = {"pieces": pieces.number, "folded": FOLDED, "parts": pieces.parts}
+            launches.append(launch("norm_fold", fold, SUMS, **between))
+            scratch["folded"], summed = sum_bytes * pieces.parts, FOLDED
+        launches.append(
+            launch(
+                "norm_channels",
+                sizes,
+                *_inputs(op),
+                ENDS[1],
+                summed,
+                parts=pieces.parts,
+                **cut,
+                per_element=1.0 / pixels,
+                epsilon=float(op.epsilon),
+            )
+        )
+        return self.assemble(op, soc, *launches, macros=_norm_macros(op), scratch=scratch)
+
+
+def _inputs(op: Norm) -> list[TensorArg]:
+    return [TensorArg("input", index) for index in range(len(op.shapes))]
+
+
+def _norm_macros(op: Norm) -> dict[str, bool]:
+    return {"CENTER": op.center, "AFFINE": op.affine}
+
+
+def _segment(op: Norm) -> int:
+    """Elements of a run with one channel's scale, or with successive channels' scales."""
+    channels = op.channels
+    if channels is None:
+        return op.run
+    return min(op.run, channels.run if channels.run > 1 else channels.total)
+
+
+def _is_by_channel(op: Norm) -> bool:
+    """True where each channel of one image is a run, with its own scale and bias."""
+    shape = op.inputs[0]
+    planes = shape.n == 1 and (op.runs, op.run) == (shape.c, shape.h * shape.w)
+    return planes and all(tuple(other) == (1, shape.c, 1, 1) for other in op.inputs[1:])
+
+
+# The CPU.
+
+
+def _onnx_softmax(op: Softmax) -> OrtPlan:
+    outer, size, inner = op.rows
+    seen = (outer, size) if inner == 1 else (outer, size, inner)
+    softmax = node("LogSoftmax" if op.log else "Softmax", axis=1)
+    return OrtPlan((softmax,), (seen,), seen)
+
+
+_REDUCTIONS: Mapping[str, str] = {
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "l1": "ReduceL1",
+    "l2": "ReduceL2",
+    "sum_square": "ReduceSumSquare",
+    "log_sum": "ReduceLogSum",
+    "log_sum_exp": "ReduceLogSumExp",
+}
+
+
+def _onnx_reduce(op: Reduce) -> OrtPlan:
+    """The op as an ONNX node that keeps the axis; OpenVINO swaps others with a transpose."""
+    reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=1)
+    outer, _, inner = op.rows
+    return OrtPlan((reduce,), (tuple(op.rows),), (outer, 1, inner), {"axis": ints(1)})
+
+
+def _onnx_norm(op: Norm) -> OrtPlan:
+    if op.center and op.affine and _is_layer_norm(op):
+        normalized = op.shapes[0][op.axis :]
+        norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
+        return OrtPlan((norm,), (op.shapes[0], normalized, normalized), op.shapes[0])
+    nodes, constants = _instance_norm(op) if op.center else _root_mean_square(op)
+    shapes = (op.shapes[0], *(op.shapes[1] for _ in op.shapes[1:]))
+    if op.affine:
+        nodes += [node("Mul", ("normal", "x1"), "scaled"), node("Add", ("scaled", "x2"))]
+    else:
+        nodes.append(node("Identity", ("normal",)))
+    return OrtPlan(tuple(nodes), shapes, op.shapes[0], constants)
+
+
+def _is_layer_norm(op: Norm) -> bool:
+    """True where scale and bias have one element for each element of a run."""
+    first, last = op.shapes[1][: op.axis], op.shapes[1][op.axis :]
+    return op.groups == 1 and set(first) <= {1} and last == op.shapes[0][op.axis :]
+
+
+def _instance_norm(op: Norm) -> tuple[list[Node], NamedArrays]:
+    """Nodes of a norm whose runs are the channels of one image."""
+    nodes = [
+        node("Reshape", ("x0", "runs"), "rows"),
+        node("InstanceNormalization", ("rows", "ones", "zeros"), "even", epsilon=op.epsilon),
+        node("Reshape", ("even", "back"), "normal"),
+    ]
+    return nodes, {
+        "runs": ints(1, op.runs, op.run),
+        "ones": np.ones(op.runs, np.float32),
+        "zeros": np.zeros(op.runs, np.float32),
+        "back": ints(*op.shapes[0]),
+    }
+
+
+def _root_mean_square(op: Norm) -> tuple[list[Node], NamedArrays]:
+    nodes = [
+        node("Reshape", ("x0", "runs"), "rows"),
+        node("Mul", ("rows", "rows"), "squares"),
+        node("ReduceMean", ("squares", "axis"), "mean", keepdims=1),
+        node("Add", ("mean", "epsilon"), "above"),
+        node("Sqrt", ("above",), "root"),
+        node("Div", ("rows", "root"), "even"),
+        node("Reshape", ("even", "back"), "normal"),
+    ]
+    return nodes, {
+        "runs": ints(op.runs, op.run),
+        "axis": ints(1),
+        "epsilon": number(op.epsilon),
+        "back": ints(*op.shapes[0]),
+    }
+
+
+VARIANTS = (
+    *of_every_storage(GpuReduce, GpuSoftmax),
+    *of_onnx("softmax", _onnx_softmax),
+    *of_onnx("reduce", _onnx_reduce),
+    *of_every_storage(GpuNorm, GpuBlockedNorm),
+    *of_onnx("norm", _onnx_norm),
+)

@@ -1,39 +1,38 @@
-"""Arithmetic of tiles, work-items and work-groups, used by all GPU variants.
-
-Written for whole numbers, and for columns of them as `codl.ir.columns` has them.
-"""
+"""Tiling of GPU kernels, for integers or columns: work-groups, registers, images, activations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
+from math import isinf, log2
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir import columns
 from codl.ir.columns import Column
-from codl.ir.ops.base import Activation, Array
+from codl.ir.ops.base import ACTIVATIONS, Activation, Array, Op
+from codl.ir.records.soc import GpuSide, Soc
+from codl.ir.region import Shape
 from codl.ir.types import BLOCKED, Storage
-from codl.kernels.activation import activation_defines
-from codl.kernels.architecture import most_items
-from codl.records.soc import Soc
 
-#: Work-items of a work-group on a device that runs them in lockstep, where its waves are no larger.
+#: Work-items of a work-group on a real GPU, unless its waves are larger.
 GROUP = 64
-#: What idle lanes a work-group half or twice as wide as wished for is worth.
+#: Relative cost of a work-group half or twice as wide as preferred, in idle lanes.
 OCTAVE = 0.1
-#: What a group costs beside its lanes, in these.
+#: Fixed cost of a work-group, in lanes.
 GROUP_LANES = 8
-#: Work-items that every compute unit should get, so that none idles for long at the end.
+#: Work-items for each compute unit, so that none idles long at the end.
 ITEMS_PER_UNIT = 8
 #: Channels of a texel.
 TEXEL = 4
 
 
 def power_of_two(value: int) -> int:
-    """The largest that is at most `value`, 1 for less than that."""
+    """The largest power of two up to `value`; at least 1."""
     return 1 << max(value.bit_length() - 1, 0)
 
 
@@ -56,7 +55,7 @@ def round_up(a: Column | float, b: Column | float) -> Column | int:
 def base_defines(
     activation: Activation, soc: Soc, storage: Storage = BLOCKED
 ) -> dict[str, int | float | str]:
-    """The macros of `common.cl`; in images a block of channels is a texel."""
+    """Macros of `common.cl`; a block is a texel in images."""
     width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
     defines = {"V": width, **activation_defines(activation)}
     if storage.element == "float16":
@@ -64,35 +63,21 @@ def base_defines(
     return {**defines, "ONE_ITEM": 1} if soc.gpu.is_cpu else defines
 
 
-@overload
-def waves(items: int, soc: Soc) -> float: ...
-@overload
-def waves(items: Column, soc: Soc) -> Column: ...
-def waves(items: Column | int, soc: Soc) -> Column | float:
-    """Rounds in which the compute units get through `items` work-items in a row."""
+def waves(items: Any, soc: Soc) -> Any:
+    """Rounds in which the compute units run `items` work-items of one row."""
     return rounds(ceil_div(items, 1 if soc.gpu.is_cpu else group_items(soc)), soc)
 
 
-@overload
-def rounds(groups: int, soc: Soc) -> float: ...
-@overload
-def rounds(groups: Column, soc: Soc) -> Column: ...
-def rounds(groups: Column | int, soc: Soc) -> Column | float:
-    """Rounds in which the compute units get through `groups` work-groups."""
+def rounds(groups: Any, soc: Soc) -> Any:
+    """Rounds in which the compute units run `groups` work-groups."""
     return 1.0 * ceil_div(groups, soc.gpu.compute_units)
 
 
-@overload
-def strip(tiles: int, others: int, most: int, soc: Soc) -> int: ...
-@overload
-def strip(tiles: Column, others: Column, most: Column | float, soc: Soc) -> Column: ...
-def strip(
-    tiles: Column | int, others: Column | int, most: Column | float, soc: Soc
-) -> Column | int:
-    """Consecutive tiles for one work-item, at most `most`, where `others` items share each strip.
+def strip(tiles: Any, others: Any, most: Any, soc: Soc) -> Any:
+    """Consecutive tiles per work-item, at most `most`, where `others` items share each strip.
 
-    On a CPU a long strip saves work-groups (10 ns each) and keeps its input in the cache, but there
-    must be enough strips for all compute units. A GPU wants as many work-items as there are.
+    On a CPU, long strips save work-groups (10 ns each) and keep input in the cache, but every
+    compute unit needs strips. On a GPU it is 1, for the most work-items.
     """
     if not soc.gpu.is_cpu:
         return 1 + 0 * tiles
@@ -101,12 +86,11 @@ def strip(
     fitting = ceil_div(tiles, wanted)
     if isinstance(fitting, int):
         return max(1, min(int(most), fitting))
-    result: Column = np.maximum(1, np.minimum(most, fitting))
-    return result
+    return np.maximum(1, np.minimum(most, fitting))
 
 
 def group_items(soc: Soc) -> int:
-    """Work-items of the usual work-group: whole waves, as many as the device has room for."""
+    """Work-items of the default work-group: whole waves, within the device's limit."""
     return min(max(GROUP, soc.gpu.wave_size), most_items(soc.gpu))
 
 
@@ -114,37 +98,31 @@ def group_items(soc: Soc) -> int:
 def group_shape(
     strips: int, others: int, *, items: int, wave: int, deep: int = 1, wide: int = GROUP
 ) -> tuple[int, int]:
-    """Width and height of a work-group for `strips` x `others` work-items: `items` at most.
+    """Width and height of a work-group of at most `items`, for `strips` x `others` work-items.
 
-    The third dimension has `deep`. Its height is a part of `others`, so kernels need not look
-    whether a work-item exists there. Few lanes of waves idle; among shapes with as few, the one
-    closest to `wide` is taken: neighbours in the first dimension read neighbouring pixels.
+    The third dimension is `deep`. The height divides `others`, so kernels need not check it. The
+    shape leaves few lanes idle; among equals the one closest to the width `wide` is taken, as
+    neighbours in the first dimension read neighbouring pixels.
     """
     room, others = max(1, items // deep), max(1, others)
     highs = [high for high in range(1, min(room, others) + 1) if others % high == 0]
-    shapes = [(width, high) for high in highs for width in _widths(strips, room // high)]
+    # All strips where they fit, else a power of two: groups start at aligned vectors of memory.
+    fitting = ((room // high, high) for high in highs)
+    shapes = [(strips if strips <= most else power_of_two(most), high) for most, high in fitting]
 
     def cost(shape: tuple[int, int]) -> float:
         width, high = shape
-        lanes = ceil_div(strips, width) * (others // high)
+        lanes: int = ceil_div(strips, width) * (others // high)
         lanes *= round_up(width * high * deep, wave) + GROUP_LANES
         return lanes * (1 + OCTAVE * abs(log2(width / wide)))
 
     return min(shapes, key=cost)
 
 
-def _widths(strips: int, most: int) -> Iterable[int]:
-    """All strips where they fit, else powers of two: groups begin where vectors of memory do."""
-    return (strips,) if strips <= most else (1 << (most.bit_length() - 1),)
-
-
 def group_shapes(
     strips: Any, others: Any, teams: Any, soc: Soc, *, wide: int = GROUP
 ) -> tuple[Column, Column]:
-    """The same for columns, as a device wants it where so many `teams` share the sums of a tile.
-
-    With teams half as wide.
-    """
+    """`group_shape` of columns, where `teams` share sums; with several, `wide` is halved."""
     columns_of = np.broadcast_arrays(strips, others, teams)
     flat = np.stack([np.ravel(column) for column in columns_of]).astype(np.int64)
     cases, places = np.unique(flat, axis=1, return_inverse=True)
@@ -163,11 +141,11 @@ def group_shapes(
 def item_grid(
     strips: int, others: int, soc: Soc, *, shape: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Global and local size for `strips` x `others` work-items, and how many of them have work.
+    """Global size, local size, and work-items with work, for `strips` x `others` work-items.
 
-    On a CPU `others` (the channel blocks) is the fast dimension, so that consecutive work-items
-    reuse a strip of the input; on a GPU neighbours take neighbouring pixels, and work-groups have
-    the `shape` that is told, or the one that fits best.
+    On a CPU `others` (channel blocks) is the fast dimension, so that consecutive work-items reuse a
+    strip of the input. On a GPU neighbours compute neighbouring pixels, and work-groups have
+    `shape`, or the best fit.
     """
     if soc.gpu.is_cpu:
         return (others, strips), (1, 1), (others, strips)
@@ -178,7 +156,7 @@ def item_grid(
 
 
 def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:
-    """The waves of such a grid, of whole work-groups."""
+    """Rounds of an `item_grid`, in whole work-groups."""
     if soc.gpu.is_cpu:
         return rounds(strips * others, soc)
     width, high = group_shapes(strips, others, 1, soc)
@@ -186,8 +164,230 @@ def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:
 
 
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
-    """The bias as whole blocks of channels, followed by blocks of zeros."""
+    """The bias in whole blocks of channels, followed by blocks of zeros."""
     size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
     packed = np.zeros(size, np.float32)
     packed[: bias.size] = bias.reshape(-1)
     return packed
+
+
+# Registers and local memory of GPUs, documented by their makers and not by OpenCL.
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Registers and local memory of one maker's GPUs.
+
+    `registers` is the number of 32-bit registers of a work-item; beyond it, kernels spill or too
+    few waves run. Work-groups of a compute unit share `unit_registers` and `unit_local_bytes`; None
+    is the limit of one work-group. With `local_is_memory`, local memory is no faster than global
+    memory. Kernels with many registers have work-groups of `group_part` times the largest size.
+    `unit_items` work-items keep a compute unit busy; with fewer, convolutions use smaller tiles and
+    teams.
+    """
+
+    registers: int
+    unit_registers: int
+    unit_items: int = 384
+    unit_local_bytes: int | None = None
+    local_is_memory: bool = False
+    group_part: float = 1.0
+
+
+#: Architectures by a word of the device's name or platform.
+ARCHITECTURES = {
+    "nvidia": Architecture(256, 65536, unit_local_bytes=220_000),
+    "adreno": Architecture(128, 49152, unit_items=1024),
+    "qualcomm": Architecture(128, 49152, unit_items=1024),
+    "mali": Architecture(64, 24576, local_is_memory=True, group_part=0.5),
+    "immortalis": Architecture(64, 24576, local_is_memory=True, group_part=0.5),
+    "amd": Architecture(256, 65536),
+}
+OTHERS = Architecture(128, 32768)
+#: Registers of a work-item for addresses, counters and the like.
+OTHER_REGISTERS = 24
+
+
+def is_card(gpu: GpuSide) -> bool:
+    """True where a work-item has enough registers for every tile worth trying."""
+    return architecture_of(gpu).registers >= 255
+
+
+def holds(gpu: GpuSide, numbers: Any) -> Any:
+    """True where a work-item keeps `numbers` values in registers, beside `OTHER_REGISTERS`.
+
+    Always true on a CPU, whose tiles are bounded by vector registers.
+    """
+    return gpu.is_cpu | (numbers + OTHER_REGISTERS <= architecture_of(gpu).registers)
+
+
+def most_items(gpu: GpuSide) -> int:
+    """The largest work-group of a kernel with many registers, in work-items."""
+    return int(architecture_of(gpu).group_part * gpu.max_work_group_size)
+
+
+def architecture_of(gpu: GpuSide) -> Architecture:
+    """The architecture of a device; meaningless for a CPU."""
+    told = f"{gpu.name} {gpu.platform}".lower()
+    return next((each for word, each in ARCHITECTURES.items() if word in told), OTHERS)
+
+
+# Register tiles on an OpenCL device that is a CPU: pixels x blocks of output channels.
+#
+# A kernel keeps the sums of a tile in vector registers, beside the weights of one input channel and
+# the current pixel. A multiply-add costs an instruction, and a share of three others: loads of
+# weights (once per tile's pixels), spreading a pixel over a vector (once per its blocks), and the
+# loop. The best tile follows from `gpu.vector_registers` of the SoC file and the vector width.
+
+
+#: Registers besides sums and weights: the current pixel and the next one.
+UNDER_WAY = 2
+#: With fewer sums, multiply-adds wait: each takes four cycles, and two start per cycle.
+FEWEST_SUMS = 8
+#: Pixels may need a pointer each, and 16 general registers hold few more.
+MOST_PIXELS = 8
+MOST_BLOCKS = 4
+#: More blocks are more code to compile, so they must save this share of instructions.
+WORTH = 0.1
+#: Vector width at which spreading a pixel takes an instruction. With 16 (AVX-512) the multiply-add
+#: broadcasts from memory, with 4 (NEON) it multiplies by a lane.
+SPREADING_WIDTH = 8
+
+
+def assumed_registers(gpu: GpuSide) -> int:
+    """Vector registers of the SoC file, or the fewest of any CPU with this vector width.
+
+    That is 32 for vectors of 16 floats, otherwise 16.
+    """
+    return gpu.vector_registers or (32 if gpu.vector_width == 16 else 16)
+
+
+def most_sums(gpu: GpuSide) -> int:
+    """The most sums of other kinds of tiles: three quarters of the registers."""
+    return assumed_registers(gpu) * 3 // 4
+
+
+def most_pixels(blocks: int, gpu: GpuSide, limit: int = MOST_PIXELS) -> int:
+    """The most pixels whose sums fit beside the weights of `blocks` blocks, up to `limit`; or 0."""
+    return max(0, min(limit, (assumed_registers(gpu) - UNDER_WAY) // blocks - 1))
+
+
+def effort(pixels: float, blocks: int, gpu: GpuSide) -> float:
+    """Instructions per multiply-add in a tile of `pixels` x `blocks`."""
+    return 1 + 1 / pixels + spreading(gpu) / blocks + 1 / (pixels * blocks)
+
+
+def spreading(gpu: GpuSide) -> int:
+    """Instructions that spread a pixel over a vector; 0 where the registers are unknown."""
+    return int(bool(gpu.vector_registers) and gpu.vector_width == SPREADING_WIDTH)
+
+
+def register_tiles(gpu: GpuSide, limit: int = MOST_PIXELS) -> tuple[tuple[int, int], ...]:
+    """Tiles of pixels x blocks that fit the registers and keep the core busy, by blocks.
+
+    For each number of blocks, the most pixels and some fewer, which waste less on small images.
+    """
+    fitting = []
+    for blocks in range(1, MOST_BLOCKS + 1):
+        most = most_pixels(blocks, gpu, limit)
+        fewest = max(-(-FEWEST_SUMS // blocks), -(-2 * most // 3))
+        fitting += [(pixels, blocks) for pixels in range(most, fewest - 1, -1)]
+    return tuple(fitting)
+
+
+def block_counts(gpu: GpuSide) -> tuple[int, ...]:
+    """Numbers of blocks to compare on the device; empty where the registers are unknown."""
+    if not gpu.is_cpu or not gpu.vector_registers:
+        return ()
+    return tuple(sorted({1, 2, MOST_BLOCKS, usual_blocks(gpu)}))
+
+
+def usual_blocks(gpu: GpuSide) -> int:
+    """The fewest blocks of a tile with nearly the least effort.
+
+    It is 1 on a real GPU, and where the registers are unknown, because eight sums fit any CPU.
+    """
+    if not gpu.is_cpu or not gpu.vector_registers:
+        return 1
+    efforts = {tile: effort(*tile, gpu) for tile in register_tiles(gpu)}
+    enough = min(efforts.values()) * (1 + WORTH)
+    return min(blocks for (_, blocks), tile_effort in efforts.items() if tile_effort <= enough)
+
+
+# Images.
+
+
+def texels(channels: int) -> int:
+    return ceil_div(channels, TEXEL)
+
+
+def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
+    """The reason why some tensor of these shapes cannot be an image; None if all can."""
+    most = (soc.gpu.max_image_width, soc.gpu.max_image_height)
+    if not all(most):
+        return "the device must have images, got max_image_width=0"
+    for shape in shapes:
+        size = (shape.w * texels(shape.c), shape.n * shape.h)
+        if not fits(soc, *size):
+            return (
+                f"images must be at most {most[0]}x{most[1]} texels, "
+                f"got {size[0]}x{size[1]} for {shape}"
+            )
+    return None
+
+
+def fits(soc: Soc, width: Column | int, height: Column | int) -> NDArray[np.bool_]:
+    within: NDArray[np.bool_] = np.less_equal(width, soc.gpu.max_image_width)
+    return within & np.less_equal(height, soc.gpu.max_image_height)
+
+
+def pack_filter(weight: Array) -> Array:
+    """(oc, ic, kh, kw) -> (rows: oc block, kh, kw; columns: ic; 4 of oc), both padded to texels.
+
+    This is MACE's filter image, I wide and ceil(O / 4) * H * W high.
+    """
+    oc, ic = weight.shape[:2]
+    window = weight.shape[2] * weight.shape[3]
+    packed = np.zeros((round_up(oc, TEXEL), round_up(ic, TEXEL), window), np.float32)
+    packed[:oc, :ic] = weight.reshape(oc, ic, window)
+    blocked = packed.reshape(-1, TEXEL, packed.shape[1], window)
+    return np.ascontiguousarray(blocked.transpose(0, 3, 2, 1)).reshape(-1, packed.shape[1], TEXEL)
+
+
+# Activations: macros for `ACTIVATE` in `common.cl`, and costs.
+
+
+CODES = {kind: code for code, kind in enumerate(ACTIVATIONS)}
+#: Costs of expensive functions, in exponentials.
+EXPONENTIALS: Mapping[str, float] = {
+    "sigmoid": 1.0,
+    "silu": 1.0,
+    "gelu_tanh": 1.0,
+    "tanh": 2.0,
+    "elu": 2.0,
+    "erf": 2.0,
+    "gelu": 2.5,
+}
+_KIND = attrgetter("activation.kind")
+
+
+def exponentials(ops: Sequence[Op]) -> NDArray[np.float64]:
+    """Cost of the ops' activations, in exponentials, shaped (ops)."""
+    each = np.array([EXPONENTIALS.get(kind, 0.0) for kind in map(_KIND, ops)])
+    for at in np.flatnonzero(each).tolist():
+        each[at] *= ops[at].output.elements
+    return each
+
+
+def activation_defines(activation: Activation) -> dict[str, int | float | str]:
+    """Macros that fuse `activation` into a kernel's last step."""
+    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
+    values = {name: float_literal(value) for name, value in parameters}
+    return {"ACTIVATION": CODES[activation.kind], **values}
+
+
+def float_literal(value: float) -> str:
+    """A float32 literal of OpenCL C; without the suffix it would be a double."""
+    if isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    return f"({value!r}f)"

@@ -9,12 +9,11 @@ freed, and a buffer that is taken again still holds its old, finite values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
 from hashlib import sha256
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from codl.ir.constants import Arrays, Constants
 from codl.ir.executable import (
@@ -24,6 +23,7 @@ from codl.ir.executable import (
     Access,
     Buffer,
     Command,
+    Executable,
     Launch,
     Net,
     Place,
@@ -33,10 +33,10 @@ from codl.ir.executable import (
     Tensor,
 )
 from codl.ir.network import Network
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
 from codl.kernels.base import KernelPlan
-from codl.kernels.image import image_refusal
 from codl.kernels.source import (
     FLAG_KERNEL,
     FLAG_SOURCE,
@@ -45,8 +45,8 @@ from codl.kernels.source import (
     flag_text,
     source_text,
 )
+from codl.kernels.tiling import image_refusal
 from codl.lower.partition import PartitionedPlan
-from codl.records.soc import Soc
 
 #: A stage number beyond every stage.
 NEVER = 1 << 30
@@ -54,15 +54,11 @@ NEVER = 1 << 30
 Kind: TypeAlias = tuple[Place, ImageSize | None]
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """The first and the last stage in which a tensor needs memory."""
 
     first: int
     last: int
-
-    def until(self, stage: int) -> Lifetime:
-        return Lifetime(min(self.first, stage), max(self.last, stage))
 
 
 #: The lifetime of a tensor that a processor holds and does not use.
@@ -72,15 +68,12 @@ UNUSED = Lifetime(NEVER, NEVER)
 def lifetimes(
     partitioned: PartitionedPlan, *, shared_in_place: bool
 ) -> Mapping[Processor, Mapping[str, Lifetime]]:
-    """The lifetime of each tensor on each processor.
-
-    With `shared_in_place`, kernels read the CPU's arrays, and not copies of them.
-    """
+    """The lifetime of each tensor by processor; with `shared_in_place`, kernels read CPU arrays."""
     lives: dict[Processor, dict[str, Lifetime]] = {"cpu": {}, "gpu": {}}
 
     def use(processor: Processor, tensor: str, stage: int) -> None:
-        lifetime = lives[processor].get(tensor, Lifetime(stage, stage))
-        lives[processor][tensor] = lifetime.until(stage)
+        first, last = lives[processor].get(tensor, (stage, stage))
+        lives[processor][tensor] = Lifetime(min(first, stage), max(last, stage))
 
     exchanges = partitioned.exchanges
     waits = [any(t.direction == "to_cpu" for t in moves) for moves in exchanges]
@@ -111,10 +104,7 @@ class Arena:
         self._free: dict[Kind, list[int]] = {}
 
     def host(self, name: str, shape: Shape, held: Region, *, is_shared: bool) -> Tensor:
-        """The CPU's planar float32 array for a region of the tensor `name`.
-
-        With `is_shared`, it lies in memory that GPU kernels can access in place.
-        """
+        """A planar float32 array for a region of `name`; with `is_shared`, kernels access it."""
         place: Place = "shared" if is_shared else "cpu"
         buffer = self._take(place, held.shape(shape).bytes)
         return Tensor(name, buffer, shape, held, PLANAR, 1)
@@ -128,9 +118,8 @@ class Arena:
 
     def scratch(self, size: int | ImageSize) -> int:
         """The number of a buffer of at least `size` bytes, or of an image of that size."""
-        if isinstance(size, ImageSize):
-            return self._take("gpu", size.bytes, size)
-        return self._take("gpu", size)
+        image = size if isinstance(size, ImageSize) else None
+        return self._take("gpu", size if isinstance(size, int) else size.bytes, image)
 
     def give(self, buffer: int) -> None:
         """Give back a buffer; no later command may read or write it for its old tensor."""
@@ -170,11 +159,9 @@ class NetworkMemory:
         self._lives = lifetimes(partitioned, shared_in_place=soc.gpu.sees_host_memory)
         results = {holder for holder, _ in network.outputs.values()}
         fixed = network.constants.keys() & partitioned.held["cpu"].keys()
-        ports: Collection[str] = {*network.inputs, *fixed, *results}
-        #: The tensors whose memory the CPU and the GPU never give back.
-        self._lasting: Collection[str] = ports
-        self._kept: Collection[str] = network.constants.keys()
-        for name in sorted(ports):
+        #: The tensors whose memory the CPU never gives back; the GPU keeps the constants.
+        self._lasting = {*network.inputs, *fixed, *results}
+        for name in sorted(self._lasting):
             self._take_host(name)
 
     def begin(self, stage: int) -> None:
@@ -192,7 +179,7 @@ class NetworkMemory:
             if self._life("cpu", name).last == stage and name not in self._lasting:
                 self._arena.give(tensor.buffer)
         for name, tensor in self.device.items():
-            if self._life("gpu", name).last == stage and name not in self._kept:
+            if self._life("gpu", name).last == stage and name not in self._network.constants:
                 self._arena.give(tensor.buffer)
 
     def take_device(self, name: str) -> Tensor:
@@ -286,10 +273,9 @@ class Assembly:
         self.commands += commands
 
     def signal(self, event: int) -> None:
-        """Make the last launch signal an event."""
         last = self.commands.pop()
         assert isinstance(last, Launch)
-        self.emit(replace(last, signals=event))
+        self.emit(structs.replace(last, signals=event))
 
     def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
         """Emit a flag that signals an event once all commands before it are done."""
@@ -298,11 +284,20 @@ class Assembly:
         buffer = self.buffer("flag", FLAG_BYTES)
         self.emit(Raise(step, program, FLAG_KERNEL, buffer, event))
 
-    @property
-    def version(self) -> int:
-        """The executable's format version: the older one where it has no flags."""
+    def executable(self, **ports: Any) -> Executable:
+        """The executable of all parts; the older format version where it has no flags."""
         has_flags = any(buffer.place == "flag" for buffer in self.buffers)
-        return WITH_FLAGS if has_flags else VERSION
+        return Executable(
+            buffers=tuple(self.buffers),
+            constants=tuple(self.constants),
+            texts=self.texts,
+            programs=self.programs.values,
+            nets=tuple(self.nets),
+            steps=tuple(self.steps),
+            tensors=self.tensors.values,
+            version=WITH_FLAGS if has_flags else VERSION,
+            **ports,
+        )
 
     def take_commands(self) -> tuple[Command, ...]:
         """The commands that were emitted since the last call."""

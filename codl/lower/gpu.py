@@ -1,7 +1,7 @@
 """Lowers the GPU's shard of a chain: kernels in order, with copies between storages.
 
-First the kernels are selected: fused adds, variants and tuned choices. A convolution, or a product
-with few rows, computes the residual add behind it if both have the same storage. Kernels that a
+First the kernels are selected: fused adds, variants and tuned choices. A convolution
+computes the residual add behind it if both have the same storage. Kernels that a
 device has refused are replaced by other variants. Then kernel arguments become regions, constants,
 scratch memory or numbers.
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from codl.errors import CodlError, NoKernelError
 from codl.ir.executable import (
@@ -30,6 +30,7 @@ from codl.ir.executable import (
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.plan import Chain
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
@@ -39,19 +40,16 @@ from codl.kernels.base import (
     Arg,
     Choice,
     ConstantArg,
-    KernelLaunch,
     KernelPlan,
     ScratchArg,
     TensorArg,
 )
 from codl.kernels.kernel import Kernel
-from codl.kernels.layout.transform import transform
+from codl.kernels.layout import transform
 from codl.kernels.source import compile_options, source_digest
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly
-from codl.lower.partition import Part, Shard
-from codl.lower.rules import active, fuses, mode_of, residual_adds
-from codl.records.soc import Soc
+from codl.lower.partition import Part, Shard, fuses, residual_adds
 
 #: The size in bytes from which kernels need 64-bit offsets.
 MOST_BYTES = 1 << 32
@@ -93,8 +91,6 @@ class Work:
 
 @dataclass(frozen=True)
 class Selection:
-    """The variant and tuned choice that compute a work, and their kernels."""
-
     work: Work
     variant: Kernel
     choice: Choice | None
@@ -103,10 +99,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects kernels; those in `without` were refused by the device.
-
-    With `fuse` off, no kernel computes a residual add.
-    """
+    """Selects kernels except refused ones; with `fuse` off, none computes a residual add."""
 
     soc: Soc
     tuning: Tuning
@@ -115,7 +108,6 @@ class Selector:
     _plans: dict[tuple[Any, ...], KernelPlan] = field(default_factory=dict, repr=False)
 
     def plan(self, variant: Any, op: Op, choice: Choice | None = None) -> KernelPlan:
-        """The kernels of a variant for an op, cached for equal ops."""
         key = variant.name, op, None if choice is None else tuple(choice.items())
         if key not in self._plans:
             self._plans[key] = variant.plan(op, self.soc, choice)
@@ -172,7 +164,7 @@ class Selector:
         op = work.part.op
         if work.add is None:
             return self.plan(variant, op, choice)
-        return self.plan(variant, active(op, work.add.op), choice).adding(mode_of(work.add.op))
+        return self.plan(variant, op.with_activation(work.add.op.activation), choice).adding()
 
 
 def works(
@@ -192,37 +184,6 @@ def works(
             adds[name] = add
     fused = {add.layer.name for add in adds.values()}
     return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The tensors, constants and scratch buffers behind the arguments of a kernel plan."""
-
-    tensors: Mapping[TensorArg, tuple[Tensor, Region]]
-    constants: int | None
-    scratch: Mapping[str, int]
-    images: frozenset[str]
-
-    @property
-    def image_count(self) -> int:
-        """The largest number of images of a region; regions of one image serve all images."""
-        return max((region.images.size for _, region in self.tensors.values()), default=1)
-
-    def value(self, arg: Arg, image: int, assembly: Assembly) -> Argument:
-        """The value of an argument of a launch that computes from `image` on."""
-        if isinstance(arg, TensorArg):
-            tensor, region = self.tensors[arg]
-            first = image if region.images.size > 1 else 0
-            return Slice(assembly.tensors.number(tensor), region, first)
-        if isinstance(arg, ConstantArg):
-            assert self.constants is not None
-            return Constant(self.constants, arg.name, arg.name in self.images)
-        if isinstance(arg, ScratchArg):
-            return Scratch(self.scratch[arg.name])
-        if isinstance(arg, ApartArg):
-            tensor, region = self.tensors[arg.tensor]
-            return tensor.image_stride if region.images.size > 1 else 0
-        return float(arg) if isinstance(arg, float) else int(arg)
 
 
 class KernelLowering:
@@ -248,14 +209,43 @@ class KernelLowering:
             if tensor.storage != plan.storage(argument):
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
-        if _is_wide(plan, tensors):
+        sizes = [tensor.bytes for tensor, _ in tensors.values()]
+        sizes += [size for size in plan.scratch.values() if isinstance(size, int)]
+        if max(sizes, default=0) >= MOST_BYTES:
             plan = plan.wide()
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
-        arguments = Arguments(tensors, constants, scratch, plan.images)
         program = self._assembly.program(plan)
-        for image in range(1 if plan.whole_batch else arguments.image_count):
+
+        def value(arg: Arg, image: int) -> Argument:
+            """The value of an argument of a launch that computes from `image` on."""
+            if isinstance(arg, TensorArg):
+                tensor, region = tensors[arg]
+                # Regions of one image serve all images.
+                first = image if region.images.size > 1 else 0
+                return Slice(self._assembly.tensors.number(tensor), region, first)
+            if isinstance(arg, ConstantArg):
+                assert constants is not None
+                return Constant(constants, arg.name, arg.name in plan.images)
+            if isinstance(arg, ScratchArg):
+                return Scratch(scratch[arg.name])
+            if isinstance(arg, ApartArg):
+                tensor, region = tensors[arg.tensor]
+                return tensor.image_stride if region.images.size > 1 else 0
+            return float(arg) if isinstance(arg, float) else int(arg)
+
+        images = max((region.images.size for _, region in tensors.values()), default=1)
+        for image in range(1 if plan.whole_batch else images):
             for planned in plan.launches:
-                self._emit(planned, program, arguments, image + planned.image, step)
+                self._assembly.emit(
+                    Launch(
+                        step=step,
+                        program=program,
+                        kernel=planned.kernel,
+                        global_size=tuple(map(int, planned.global_size)),
+                        local_size=planned.local_size and tuple(map(int, planned.local_size)),
+                        args=tuple(value(arg, image + planned.image) for arg in planned.args),
+                    )
+                )
         for buffer in scratch.values():
             self._arena.give(buffer)
 
@@ -278,33 +268,18 @@ class KernelLowering:
         }
         return self._assembly.add_constants(json.dumps(how), weights, lambda: plan.pack(weights))
 
-    def _emit(
-        self, planned: KernelLaunch, program: int, arguments: Arguments, image: int, step: int
-    ) -> None:
-        values = (arguments.value(arg, image, self._assembly) for arg in planned.args)
-        self._assembly.emit(
-            Launch(
-                step=step,
-                program=program,
-                kernel=planned.kernel,
-                global_size=tuple(map(int, planned.global_size)),
-                local_size=planned.local_size and tuple(map(int, planned.local_size)),
-                args=tuple(values),
-            )
-        )
-
     def copy(self, source: Tensor, target: Tensor, region: Region, *, step: int) -> None:
-        """Emit kernels that copy `region` between two tensors of one shape, in any storages.
-
-        Some pairs of layouts need a planar tensor between two copies.
-        """
+        """Emit a copy of `region` between equal shapes in any storages, some via a planar one."""
         layouts = (source.storage.layout, target.storage.layout)
         if layouts[1] == "image" and not target.is_whole_blocks(region):
             self._copy_within_texels(source, target, region, step)
             return
         whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
         if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
-            self._copy_through(source, target, region, step)
+            between = self._arena.device(source.name, source.shape, region, PLANAR)
+            self.copy(source, between, region, step=step)
+            self.copy(between, target, region, step=step)
+            self._arena.give(between.buffer)
             return
         # The tensor with the larger blocks decides where the region begins in a block.
         blocked = max((source, target), key=lambda tensor: tensor.block)
@@ -324,12 +299,6 @@ class KernelLowering:
             step=step,
         )
 
-    def _copy_through(self, source: Tensor, target: Tensor, region: Region, step: int) -> None:
-        between = self._arena.device(source.name, source.shape, region, PLANAR)
-        self.copy(source, between, region, step=step)
-        self.copy(between, target, region, step=step)
-        self._arena.give(between.buffer)
-
     def _copy_within_texels(
         self, source: Tensor, target: Tensor, region: Region, step: int
     ) -> None:
@@ -347,14 +316,8 @@ class KernelLowering:
 
 
 class GpuLowering:
-    """Lowers the GPU's shards of one network."""
-
     def __init__(
-        self,
-        assembly: Assembly,
-        arena: Arena,
-        kernels: KernelLowering,
-        selector: Selector,
+        self, assembly: Assembly, arena: Arena, kernels: KernelLowering, selector: Selector
     ) -> None:
         self._assembly, self._arena, self._kernels = assembly, arena, kernels
         self._selector = selector
@@ -365,10 +328,7 @@ class GpuLowering:
         self._regions: dict[str, Region] = {}
 
     def lower(self, shard: Shard, chain: Chain, tensors: Mapping[str, Tensor]) -> None:
-        """Emit the kernels of a shard; `tensors` live on between chains.
-
-        Raises `NoKernelError` for a layer without a kernel that works.
-        """
+        """Emit a shard's kernels; raises `NoKernelError` for a layer without a working one."""
         self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
         selected = self._selector.select(shard, planned, tensors)
@@ -409,7 +369,7 @@ class GpuLowering:
         if not {name, output}.isdisjoint(kept) or (source.storage, source.held) != (ends[0], need):
             return False
         shape, held = work.part.layer.op.output, work.part.region
-        self._tensors[output] = replace(source, name=output, shape=shape, held=held)
+        self._tensors[output] = structs.replace(source, name=output, shape=shape, held=held)
         self._regions[output] = held
         return True
 
@@ -425,24 +385,8 @@ class GpuLowering:
         weights = work.part.layer.op.restrict_weights(work.part.layer.weights, work.part.region)
         ops = tuple(to_text(part.op) for part in work.parts)
         constants = self._kernels.constants(plan, ops, selection.variant.name, weights)
-        step = self._assembly.step(self._gpu_op(selection, ops, arguments, constants))
-        self._kernels.launch(plan, arguments, step=step, constants=constants)
-        output = result.layer.output
-        if stored is not target:
-            self._copy(target, stored, result.region, result.region)
-            self._arena.give(target.buffer)
-        self._tensors[output], self._regions[output] = stored, result.region
-
-    def _gpu_op(
-        self,
-        selection: Selection,
-        ops: tuple[str, ...],
-        arguments: Mapping[TensorArg, tuple[Tensor, Region]],
-        constants: int | None,
-    ) -> GpuOp:
-        work = selection.work
         *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
-        return GpuOp(
+        gpu_op = GpuOp(
             label=work.label,
             layers=work.names,
             ops=ops,
@@ -452,6 +396,13 @@ class GpuLowering:
             writes=writes,
             constants=constants,
         )
+        step = self._assembly.step(gpu_op)
+        self._kernels.launch(plan, arguments, step=step, constants=constants)
+        output = result.layer.output
+        if stored is not target:
+            self._copy(target, stored, result.region, result.region)
+            self._arena.give(target.buffer)
+        self._tensors[output], self._regions[output] = stored, result.region
 
     def _copy(self, source: Tensor, target: Tensor, region: Region, around: Region) -> None:
         """Emit a copy of `region`; `around` is the region extended to whole blocks of channels."""
@@ -494,10 +445,7 @@ class GpuLowering:
 
 
 def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict[str, Storage]:
-    """The storage of each tensor: that of its writer, or else of its first reader.
-
-    `parts` come in order, each with the name of its variant.
-    """
+    """Storages by tensor: its writer's or first reader's; `parts` have variants, in order."""
     storages: dict[str, Storage] = {}
     for part, name in parts:
         # Choices do not change the storage.
@@ -506,10 +454,3 @@ def kept_storages(parts: Sequence[tuple[Part, str]], selector: Selector) -> dict
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))
     return storages
-
-
-def _is_wide(plan: KernelPlan, tensors: Mapping[TensorArg, tuple[Tensor, Region]]) -> bool:
-    """True where some buffer of a kernel plan has at least `MOST_BYTES` bytes."""
-    held = [tensor.bytes for tensor, _ in tensors.values()]
-    scratch = [size for size in plan.scratch.values() if isinstance(size, int)]
-    return max([*held, *scratch], default=0) >= MOST_BYTES

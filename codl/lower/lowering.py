@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
 from codl.errors import MismatchError
 from codl.ir.executable import (
@@ -38,15 +38,15 @@ from codl.ir.network import Network
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, PROCESSORS, Element
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly, NetworkMemory
 from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
-from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn
+from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn, variant_of
 from codl.lower.onnx import lower_onnx
 from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
-from codl.records.soc import Soc
 
 #: The name of the array of a network constant.
 VALUE = "value"
@@ -75,10 +75,7 @@ def lower(
 
 
 def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
-    """Check that each part has a variant, and none that the SoC file lists as wrong (fallbacks).
-
-    Raises `MismatchError` with the layer.
-    """
+    """Raise `MismatchError` with a part without a variant, or with a variant wrong on the SoC."""
     wrong = {(fallback.op, fallback.processor, fallback.variant) for fallback in soc.fallbacks}
     for segment in partitioned.segments:
         for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
@@ -138,17 +135,11 @@ class Lowering:
         stages.append(self._stage("outputs", self._partitioned.final))
         if self._soc.gpu.sees_host_memory and self._partitioned.is_read_at_the_end:
             stages = self._wait_at_the_end(stages)
-        assembly, network = self._assembly, self._network
-        return Executable(
+        network = self._network
+        return self._assembly.executable(
             model=network.name,
             network=network.digest,
             soc=self._soc.name,
-            buffers=tuple(assembly.buffers),
-            constants=tuple(assembly.constants),
-            texts=assembly.texts,
-            programs=assembly.programs.values,
-            nets=tuple(assembly.nets),
-            steps=tuple(assembly.steps),
             setup=(*setup, *self._transfers.mapped),
             stages=tuple(stage for stage in stages if stage.commands),
             inputs={name: self._port(name, name, shape) for name, shape in network.inputs.items()},
@@ -156,8 +147,6 @@ class Lowering:
                 name: self._port(name, holder, shape)
                 for name, (holder, shape) in network.outputs.items()
             },
-            tensors=assembly.tensors.values,
-            version=assembly.version,
         )
 
     def _wait_at_the_end(self, stages: Sequence[Stage]) -> list[Stage]:
@@ -170,10 +159,12 @@ class Lowering:
         )
         event = self._assembly.event() if last.signals is None else last.signals
         commands = list(stages[stage].commands)
-        commands[place] = replace(last, signals=event)
+        commands[place] = structs.replace(last, signals=event)
         waited = [*stages]
-        waited[stage] = replace(stages[stage], commands=tuple(commands))
-        waited[-1] = replace(waited[-1], commands=(*waited[-1].commands, Wait(last.step, event)))
+        waited[stage] = structs.replace(stages[stage], commands=tuple(commands))
+        waited[-1] = structs.replace(
+            waited[-1], commands=(*waited[-1].commands, Wait(last.step, event))
+        )
         return waited
 
     def _port(self, name: str, holder: str, shape: tuple[int, ...]) -> Port:
@@ -204,7 +195,6 @@ class Lowering:
                 self._upload(name, same or self._constant(name, part, stored), part, buffer)
 
     def _constant(self, name: str, part: Region, value: Array) -> Constant:
-        """Add a region of a network constant with this value."""
         number = self._assembly.add_constants(
             f"constant {name} ({part})",
             {VALUE: value},
@@ -270,8 +260,10 @@ class Lowering:
     def _lower_cpu(self, segment: Segment) -> None:
         """Emit the CPU's nets; tensors between two nets get memory of their own."""
         assembly, tensors, shard = self._assembly, self._memory.host, segment.cpu
-        planned = segment.chain.variants
-        layers = [CpuLayer.of(p, planned[p.layer.name]["cpu"], self._soc) for p in shard.parts]
+        layers = []
+        for part in shard.parts:
+            planned = segment.chain.variants[part.layer.name]["cpu"]
+            layers.append(CpuLayer.of(part, variant_of(part, planned, self._soc), self._soc))
         left = shard.left(segment.outputs)
         places = {
             name: assembly.access(tensors[name], region)
@@ -312,7 +304,6 @@ def in_range(value: Array, element: Element) -> Array:
 
 
 def _between(groups: Sequence[tuple[CpuLayer, ...]]) -> set[str]:
-    """The tensors that some group reads and does not compute."""
     between: set[str] = set()
     for group in groups:
         read = {name for layer in group for name, _ in layer.inputs}
@@ -388,6 +379,5 @@ class TransferLowering:
         return self._assembly.access(tensor, move.region)
 
     def _staging(self, move: TensorMove, host: Tensor) -> Tensor:
-        """A new staging tensor of the moved region."""
         buffer = self._assembly.buffer("staging", move.region.shape(host.shape).bytes)
         return Tensor(host.name, buffer, host.shape, move.region, PLANAR, 1)

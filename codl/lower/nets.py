@@ -6,7 +6,6 @@ This file writes ncnn's text format and weights; `codl.lower.onnx` writes ONNX m
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,32 +29,22 @@ from codl.ir.executable import (
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Backend
-from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
+from codl.kernels.cpu import NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
-from codl.lower.partition import Part
-from codl.lower.rules import loading, net_level, packs, storing
-from codl.records.soc import Soc
+from codl.lower.partition import Part, loading, net_level, packs, storing
 
 MAGIC = "7767517"
 #: ncnn reads a tag before an op's first array; zero means plain float32.
 TAG = "tag"
 PLAIN = np.zeros(1, np.float32)
-#: The output shapes that the text of a net states in advance.
-HINTS = re.compile(rf" {-23300 - SHAPE_HINT}=\S+")
-
-
-def without_hints(param: str) -> str:
-    """The text of a net without shape hints: nets with equal text compute the same function."""
-    return HINTS.sub("", param)
 
 
 class TensorRegion(NamedTuple):
-    """A region of a tensor."""
-
     tensor: str
     region: Region
 
@@ -106,10 +95,7 @@ def _numbered(
 
 
 def _by_options(layers: Sequence[CpuLayer]) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
-    """Split layers into runs that can share a net, with the ncnn options that each run sets.
-
-    All layers of a run compute the same images.
-    """
+    """Split layers into runs of the same images and ncnn options; returns both by run."""
     runs: list[tuple[list[CpuLayer], dict[str, bool]]] = []
     for layer in layers:
         wanted = layer.plan.options
@@ -271,10 +257,7 @@ def _parameter(key: int, value: object) -> str:
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """One op of a net, with the tensor regions that it reads and writes.
-
-    `plan` is what the kernel variant makes of the op.
-    """
+    """An op of a net with the regions that it reads and writes; `plan` is its variant's plan."""
 
     name: str
     op: Op
@@ -286,8 +269,8 @@ class CpuLayer:
     weights: Weights
 
     @classmethod
-    def of(cls, part: Part, planned: str, soc: Soc) -> CpuLayer:
-        layer, variant = part.layer, _variant(part, planned, soc)
+    def of(cls, part: Part, variant: Any, soc: Soc) -> CpuLayer:
+        layer = part.layer
         return cls(
             name=layer.name,
             op=part.op,
@@ -301,7 +284,6 @@ class CpuLayer:
 
     @property
     def library(self) -> int:
-        """The number of the library that computes the op, an index of `LIBRARIES`."""
         return LIBRARIES.index(self.variant.backend)
 
     def net_layer(self, constants: int | None) -> NetLayer:
@@ -316,16 +298,7 @@ class CpuLayer:
         )
 
 
-def _moves_images(part: Part) -> bool:
-    """True where an output image depends on other images of an input than the one at its place.
-
-    ncnn computes one image at a time; an input with a single image serves all of them.
-    """
-    shapes = zip(part.needs, part.layer.op.inputs, strict=True)
-    return any(need.images != part.region.images and shape.n > 1 for need, shape in shapes)
-
-
-def _variant(part: Part, planned: str, soc: Soc) -> Any:
+def variant_of(part: Part, planned: str, soc: Soc) -> Any:
     """The planned variant, or another one where it accepts the whole op but not this part.
 
     A part that reads other images than it writes may belong to an op that the variant refuses.
@@ -336,7 +309,7 @@ def _variant(part: Part, planned: str, soc: Soc) -> Any:
     refusal = _refusal(variant, part, soc)
     if refusal is None:
         return variant
-    if _moves_images(part) or variant.refusal(part.layer.op, soc) is None:
+    if part.moves_images or variant.refusal(part.layer.op, soc) is None:
         for other in registry.variants(part.op, "cpu", soc, include_unfit=True):
             if _refusal(other, part, soc) is None:
                 return other
@@ -344,7 +317,7 @@ def _variant(part: Part, planned: str, soc: Soc) -> Any:
 
 
 def _refusal(variant: Any, part: Part, soc: Soc) -> str | None:
-    if variant.backend == "ncnn" and _moves_images(part):
+    if variant.backend == "ncnn" and part.moves_images:
         return f"images {part.needs[0].images} become {part.region.images}, one at a time"
     refusal: str | None = variant.refusal(part.op, soc)
     return refusal
@@ -395,7 +368,6 @@ def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
 
 
 def library_of(net: Net) -> Backend:
-    """The library that runs a net."""
     if isinstance(net, NcnnNet):
         return "ncnn"
     return "openvino" if isinstance(net, OpenVinoNet) else "ort"

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.executable import Constant, OnnxBinding, OnnxNet, OpenVinoNet, Sizes
-from codl.ir.onnx_node import Node
-from codl.ir.onnx_wire import stand_in
+from codl.ir.onnx_node import Node, stand_in
 from codl.ir.op_text import to_text
 from codl.ir.ops.onnx_model import INPUT, OUTPUT
 from codl.ir.region import Region
-from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
+from codl.kernels.cpu import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
 from codl.lower.nets import CpuLayer, Group, TensorRegion
 
@@ -38,7 +37,7 @@ def lower_onnx(group: Group, assembly: Assembly) -> OnnxNet:
 def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
     (layer,) = group.layers
     content = _as_array(plan.model)
-    model = assembly.add_constants(_how(group.layers), {MODEL: content})
+    model = assembly.add_constants(_signature(group.layers), {MODEL: content})
     inputs = {
         name: (f"{INPUT}{index}", sizes)
         for index, ((name, _), sizes) in enumerate(zip(layer.inputs, plan.inputs, strict=True))
@@ -58,7 +57,7 @@ def _written(group: Group, assembly: Assembly) -> OnnxNet:
     inputs, outputs = graph.bind({n: (a.region, shapes[n]) for n, a in group.outputs.items()})
     weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
     model = assembly.add_constants(
-        _how(group.layers),
+        _signature(group.layers),
         weights,
         lambda: {MODEL: graph.serialized(inputs, outputs), **graph.large},
     )
@@ -82,8 +81,8 @@ def _net(
     )
 
 
-def _how(layers: Sequence[CpuLayer]) -> str:
-    """What a model depends on besides weights, as text."""
+def _signature(layers: Sequence[CpuLayer]) -> str:
+    """Text that identifies a model apart from its weights."""
     return json.dumps([[x.name, to_text(x.op), x.inputs, x.output, x.region] for x in layers])
 
 

@@ -6,16 +6,20 @@ regions of earlier tensors that this share needs. So both processors compute the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from codl.ir.network import Layer, Network
-from codl.ir.ops.base import Dim, Op, split
+from codl.ir.ops.base import Activation, Dim, Op, split
+from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import Chain, Plan, Sharing
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import Direction, Processor
-from codl.records.soc import Soc
+from codl.kernels.base import LIBRARIES
 
 #: The direction of transfers to each processor.
 WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}
@@ -39,6 +43,15 @@ class Part:
         needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
         return cls(layer, region, layer.op.restrict(region), needs)
 
+    @property
+    def moves_images(self) -> bool:
+        """True where an output image depends on other images of an input than the one at its place.
+
+        ncnn computes one image at a time; an input with a single image serves all of them.
+        """
+        shapes = zip(self.needs, self.layer.op.inputs, strict=True)
+        return any(need.images != self.region.images and shape.n > 1 for need, shape in shapes)
+
     def add_needs(self, needed: dict[str, Region]) -> None:
         """Join the input regions of this part to the regions in `needed`."""
         for name, need in zip(self.layer.inputs, self.needs, strict=True):
@@ -54,7 +67,6 @@ class Shard:
 
     @cached_property
     def outputs(self) -> dict[str, Region]:
-        """The computed region of each tensor."""
         return {part.layer.output: part.region for part in self.parts}
 
     def left(self, outputs: Collection[str]) -> dict[str, Region]:
@@ -63,7 +75,6 @@ class Shard:
 
     @cached_property
     def inputs(self) -> dict[str, Region]:
-        """The needed region of each tensor from outside the chain."""
         needed: dict[str, Region] = {}
         for part in self.parts:
             part.add_needs(needed)
@@ -73,12 +84,7 @@ class Shard:
 
 
 def cut(
-    layers: Sequence[Layer],
-    outputs: Collection[str],
-    dim: Dim,
-    gpu_ratio: float,
-    *,
-    block: int,
+    layers: Sequence[Layer], outputs: Collection[str], dim: Dim, gpu_ratio: float, *, block: int
 ) -> tuple[Shard, Shard]:
     """Cut a chain into the CPU's and the GPU's shard.
 
@@ -138,7 +144,6 @@ class PartitionedPlan:
 
     @property
     def exchanges(self) -> list[tuple[TensorMove, ...]]:
-        """The transfers before each segment, and after the last one."""
         return [*(segment.transfers for segment in self.segments), self.final]
 
     @cached_property
@@ -148,10 +153,7 @@ class PartitionedPlan:
 
     @cached_property
     def is_read_at_the_end(self) -> bool:
-        """True where the CPU sends a tensor and never waits for the GPU afterwards.
-
-        That happens only if nothing reads the GPU's last outputs.
-        """
+        """True where no wait for the GPU follows a send, as nothing reads its last outputs."""
         last = {t.direction: stage for stage, moves in enumerate(self.exchanges) for t in moves}
         return last.get("to_gpu", -1) >= last.get("to_cpu", -1) and "to_gpu" in last
 
@@ -235,3 +237,73 @@ def partition_plan(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
     }
     final = residency.require("cpu", results)
     return PartitionedPlan(network, tuple(segments), tuple(final), residency.held)
+
+
+# Rules shared by lowering and the planner: fused adds, nets of libraries, packed tensors.
+
+
+def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
+    """The residual add that the kernels of a convolution could compute as well, by its name.
+
+    `outputs` are the tensors that other layers than these read.
+    """
+    places = {layer.output: place for place, layer in enumerate(layers)}
+    reads = Counter(name for layer in layers for name in layer.inputs)
+    adds = {}
+    for add in layers:
+        op = add.op
+        if not (isinstance(op, Eltwise) and len(op.inputs) == 2 and set(op.inputs) == {op.output}):
+            continue
+        # The input that is computed later: by then the other input exists.
+        later = max(add.inputs, key=lambda name: places.get(name, -1))
+        if later in places and later not in outputs and reads[later] == 1:
+            conv = layers[places[later]]
+            # Kernels add before the activation.
+            is_alone = conv.op.kind == "conv2d" and conv.op.activation == Activation()
+            if is_alone and op.mode == "add":
+                adds[conv.name] = add
+    return adds
+
+
+def fuses(convolution: Any, add: Any, soc: Soc) -> bool:
+    """True where a SoC computes a convolution and an add in one kernel of these variants."""
+    adds_on: frozenset[str] = convolution.adds_on
+    return bool(convolution.storage == add.storage) and soc.gpu.type in adds_on
+
+
+def net_level(least: Any, is_read: Any, *, is_model: bool, library: Any) -> Any:
+    """The level of the net of a layer; nets run from the highest level to the lowest.
+
+    Levels belong to the libraries in turn (level modulo the number of `LIBRARIES`). A layer gets
+    the lowest level of its own `library` that is at least `least`, the highest level of its
+    readers. An ONNX subgraph (`is_model`) has a net of its own, above the level of its readers if
+    it `is_read`. So libraries change rarely, and the readers of a layer alone decide its net.
+    Arguments are integers, or arrays with one element for each of several chains.
+    """
+    level = least + (is_read if is_model else 0)
+    return level + (library - level) % len(LIBRARIES)
+
+
+#: Kinds of op that every library computes in blocks of channels, and kinds that keep such blocks
+#: if their inputs are images.
+IN_BLOCKS = frozenset({"conv2d", "pooling"})
+BLOCKS_KEPT = frozenset({"concat", "conv_transpose2d", "eltwise", "resize"})
+
+
+def packs(op: Op, library: int) -> bool:
+    """True where a library packs the inputs of an op, and unpacks its output.
+
+    ncnn (library 0) packs all tensors; other libraries pack for convolutions and poolings.
+    """
+    is_image = op.kind in BLOCKS_KEPT and op.output.w > 1
+    return library == 0 or op.kind in IN_BLOCKS or is_image
+
+
+def loading(library: str) -> Direction:
+    """The name of the data-sharing cost of packing a library's input."""
+    return "load" if library == "ncnn" else f"load_{library}"  # type: ignore[return-value]
+
+
+def storing(library: str) -> Direction:
+    """The name of the data-sharing cost of unpacking a library's output."""
+    return "store" if library == "ncnn" else f"store_{library}"  # type: ignore[return-value]

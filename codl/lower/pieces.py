@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage, Tensor
+from codl.ir.network import Layer
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
+from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import PLANAR, Direction, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
@@ -20,8 +22,7 @@ from codl.lower.assembly import Arena, Assembly
 from codl.lower.gpu import KernelLowering
 from codl.lower.lowering import TransferLowering, lower_net
 from codl.lower.nets import CpuLayer, Group
-from codl.lower.partition import TensorMove
-from codl.records.soc import Soc
+from codl.lower.partition import Part, TensorMove
 
 #: Stages: inputs to the GPU, the measured work, and outputs to the CPU.
 FEED, WORK, FETCH = "feed", "work", "fetch"
@@ -57,7 +58,6 @@ class Piece:
         return self.device[name]
 
     def move(self, name: str, direction: Direction) -> None:
-        """Emit a complete transfer of the GPU's region of a tensor."""
         move = TensorMove(name, self.device[name].held, direction)
         if direction == "to_gpu":
             self.transfers.to_gpu(move)
@@ -65,7 +65,6 @@ class Piece:
             self.assembly.emit(*self.transfers.begin_to_cpu(move))
 
     def copy(self, source: str, target: str, region: Region) -> None:
-        """Emit a copy of a region between two tensors on the GPU."""
         sides = self.device[source], self.device[target]
         accesses = (self.assembly.access(tensor, region) for tensor in sides)
         step = self.assembly.step(Relayout(f"transform {source}", *accesses))
@@ -75,23 +74,14 @@ class Piece:
         self._stages.append(Stage(label, self.assembly.take_commands()))
 
     def executable(self, inputs: Sequence[str], outputs: Sequence[str]) -> Executable:
-        assembly = self.assembly
-        return Executable(
+        return self.assembly.executable(
             model=self._name,
             network="",
             soc=self._soc.name,
-            buffers=tuple(assembly.buffers),
-            constants=tuple(assembly.constants),
-            texts=assembly.texts,
-            programs=assembly.programs.values,
-            nets=tuple(assembly.nets),
-            steps=tuple(assembly.steps),
             setup=tuple(self.transfers.mapped),
             stages=tuple(self._stages),
             inputs={name: self._port(name) for name in inputs},
             outputs={name: self._port(name) for name in outputs},
-            tensors=assembly.tensors.values,
-            version=assembly.version,
         )
 
     def _port(self, name: str) -> Port:
@@ -170,25 +160,19 @@ def net_alone(
 ) -> Executable:
     """A net of successive ops on the CPU; each op after the first has one input.
 
-    A single op may compute only the region `part`. `weights` are those of the whole ops. With
+    A single op may compute only the region `part`. `weights` belong to the whole ops. With
     `is_shared`, the input lies in memory that the GPU has written in place.
     """
     first, last = ops[0], ops[-1]
     names, piece = input_names(len(first.inputs)), Piece(to_text(first), soc)
-    layers: list[CpuLayer] = []
-    reads: tuple[tuple[str, Region], ...] = ()
+    layers, reads = [], tuple(names)
     for index, (op, op_weights) in enumerate(zip(ops, weights, strict=True)):
-        region = part if part is not None else Region.whole(op.output)
-        if index == 0:
-            reads = tuple((name, op.needs(region, i)) for i, name in enumerate(names))
         output = OUTPUT if index == len(ops) - 1 else f"op{index}"
-        reduced = op.restrict_weights(op_weights, region)
-        restricted = op.restrict(region)
-        plan = variant.plan(restricted, soc)
-        layers.append(
-            CpuLayer(f"op{index}", restricted, variant, plan, reads, output, region, reduced)
-        )
-        reads = ((output, region),)
+        layer = Layer(f"op{index}", op, reads, output, op_weights)
+        computed = Part.of(layer, part or Region.whole(op.output))
+        assert computed is not None
+        layers.append(CpuLayer.of(computed, variant, soc))
+        reads = (output,)
     for name, shape in zip((*names, OUTPUT), (*first.inputs, last.output), strict=True):
         piece.on_host(name, shape, is_shared=is_shared and name != OUTPUT)
     access = piece.assembly.access
@@ -206,7 +190,6 @@ def net_alone(
 
 
 def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
-    """Emit a stage in which the GPU writes the first input."""
     (name, *_) = piece.host
     piece.on_device(name, shape, storages(soc)[0])
     piece.move(name, "to_cpu")

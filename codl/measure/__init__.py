@@ -1,13 +1,15 @@
-"""Measuring: what to measure, timing, drift, the collector.
+"""Measurement: tasks, timing, drift, collector, tuner; here, defaults of the command line.
 
-This file has what is usual: the command line tells it, and imports nothing of measuring for that.
+The command line imports this module alone to show its options.
 """
 
 from codl.files import HOME
 
-#: Where datasets are, a folder for each SoC.
+#: Root folder of datasets, with one subfolder for each SoC.
 FOLDER = HOME / "lat_datasets"
-#: A processor is hot from here on, in degrees Celsius, and is waited for at most so many seconds.
+#: Temperature (°C) of a hot processor, and the longest wait (s) for it to cool.
 HOT_C, LONGEST_S = 80.0, 120.0
-#: What random inputs are drawn from.
+#: Seed of random inputs.
 SEED = 7
+#: Measured shares of an op's output; 1 is the whole op.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -1,4 +1,4 @@
-"""Bounded effort: how long something may go on, what is left of that, and what ended it."""
+"""Time budgets of commands: limit, remaining time, and the reason of the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from codl.errors import InterruptedCommandError
 
-#: Called now and then: the number of things done, of all things, and the estimated seconds left.
+#: Progress callback: number of finished items, of all items, and estimated seconds left.
 Progress: TypeAlias = Callable[[int, int, float], None]
 
 
@@ -19,18 +19,18 @@ def no_progress(done: int, total: int, left_s: float) -> None:
 
 
 T = TypeVar("T")
-#: What a device is doing when a budget ends may take this many more seconds before it is stopped.
+#: Seconds after a budget's end until a device's request is stopped.
 GRACE_S = 15.0
-#: Why something ended: nothing was left to do, the time was over, or Ctrl-C was pressed.
+#: Reason of an end: all work done, the time over, or Ctrl-C.
 Ended: TypeAlias = Literal["done", "budget", "interrupted"]
 
 
 class Budget:
     """A limit of seconds from now, by a clock in seconds; None for no limit.
 
-    A step that has begun is finished, so a budget is kept by not beginning the next one. Callers
-    ask `has_time` before each step, iterate over `steps`, or over items that `shared` gives a
-    budget each. `ended` says why the iteration ended.
+    Running steps are finished; a budget only prevents the next step. Callers ask `has_time` before
+    each step, or iterate over `steps`, or over `shared`, which gives each item a budget. `ended`
+    is the reason of the iteration's end.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Budget:
 
     @property
     def seconds(self) -> float | None:
-        """The limit, None without one."""
+        """The limit in seconds; None for no limit."""
         return None if self.limit_s == inf else self.limit_s
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the budget began."""
         return self._clock() - self._begin
 
     @property
@@ -60,10 +60,10 @@ class Budget:
         return self.left_s <= 0
 
     def has_time(self, *, keep: float = 0.0) -> bool:
-        """Whether the next step ends in time, if it takes as long as the longest one so far.
+        """Whether the next step ends in time, if it takes as long as the longest so far.
 
-        A step is the time between two calls. `keep` is the part of the budget that is left over for
-        later work. The first step always has time.
+        A step is the time between two calls. `keep` is the share of the budget reserved for later
+        work. The first step always has time.
         """
         now = self._clock()
         self._longest_s = max(self._longest_s, now - self._asked)
@@ -73,15 +73,15 @@ class Budget:
         return self._longest_s <= max(0.0, self.left_s - keep * self.limit_s)
 
     def skip(self, seconds: float) -> None:
-        """Count `seconds` as if they had passed, as a replay does with recorded ones."""
+        """Count `seconds` as passed, such as a replay's recorded time."""
         self._begin -= seconds
 
     def share(self, parts: int = 1) -> Budget:
-        """One of `parts` equal parts of what is left, from now on."""
+        """A budget of the remaining time over `parts`, starting now."""
         return Budget(self.left_s / parts, self._clock)
 
     def to_go_s(self, done: int, total: int) -> float:
-        """Seconds that the rest takes at this pace, at most those that are left."""
+        """Estimated seconds of the remaining items at this pace, at most the time left."""
         return min(self.spent_s / max(done, 1) * (total - done), self.left_s)
 
     def steps(
@@ -89,8 +89,7 @@ class Budget:
     ) -> Iterator[T]:
         """Iterate over items while there is time, calling `progress` after each.
 
-        The time to produce an item counts, too. `total` is the number of items of an iterable
-        without a length.
+        The time to produce an item counts. `total` is the number of items of an unsized iterable.
         """
         count, coming = len(items) if isinstance(items, Sized) else total or 0, iter(items)
         self._asked = self._clock()
@@ -104,7 +103,7 @@ class Budget:
     def shared(
         self, items: Sequence[T], progress: Progress = no_progress
     ) -> Iterator[tuple[T, Budget]]:
-        """One item after the other until the time is over, each with its share of what is left."""
+        """Iterate over items while there is time, each with an equal share of the time left."""
         for done, item in enumerate(items):
             if self.is_over():
                 self.ended = "budget"
@@ -114,10 +113,7 @@ class Budget:
 
     @contextmanager
     def keeping(self, kept: Sized) -> Iterator[None]:
-        """Ctrl-C inside ends the block; `check` raises it later.
-
-        While `kept` is empty it is raised at once.
-        """
+        """A block that Ctrl-C ends quietly, for `check` to raise later, unless `kept` is empty."""
         try:
             yield
         except KeyboardInterrupt:
@@ -126,7 +122,7 @@ class Budget:
             self.ended = "interrupted"
 
     def left_out(self, left: int, things: str) -> str:
-        """A sentence about what was not done; empty if everything was."""
+        """A sentence about `left` undone `things` and the reason; empty if none is left."""
         if not left:
             return ""
         over = f"the budget of {self.limit_s:g} s is over"
@@ -134,6 +130,6 @@ class Budget:
         return f"{left} {things} left: {why}."
 
     def check(self, kept: str) -> None:
-        """Raise `InterruptedCommandError`, naming what is `kept`, if Ctrl-C ended the block."""
+        """Raise `InterruptedCommandError` with the sentence `kept` if Ctrl-C ended the block."""
         if self.ended == "interrupted":
             raise InterruptedCommandError(kept)

@@ -1,7 +1,7 @@
-"""Checks every kernel variant against the NumPy interpreter, on small ops: what `codl doctor` does.
+"""Checks of kernel variants against the NumPy interpreter on small ops, for `codl doctor`.
 
-An op in a variant becomes one executable, which the driver and the interpreter run on the same
-random inputs. What comes out must be the same but for rounding.
+The device and the interpreter run the same executable of an op on the same random inputs. Outputs
+may differ by rounding.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from codl.errors import CodlError, DeviceError
 from codl.ir import OP_TYPES, Array, Op, Weights, parse, split, to_text
 from codl.ir.executable import Executable
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
+from codl.machine.cache import VariantBlocklist
 from codl.measure.budget import Budget, Progress, no_progress
+from codl.measure.closeness import OF_HALVES, difference, tolerance
 from codl.measure.op_runner import operands
-from codl.records.soc import Soc
-from codl.runtime.cache import VariantBlocklist
-from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.session import Session
+from codl.runtime.session import Session, host_session
 
-#: Of every kind of op: small, and with sizes that fill no block of 4, 8 or 16. Together they meet
-#: every variant of codl's.
+#: Small ops of every kind, mostly of sizes that fill no block of 4, 8 or 16; they cover all of
+#: codl's variants.
 OPS = (
     "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1 act=relu",
     "conv2d in=1x20x9x8 oc=36 kernel=3x3 pad=1",
@@ -43,7 +43,6 @@ OPS = (
     "fc in=11x19x3x2 oc=21 act=relu",
     "pooling in=1x19x9x8 kernel=3x3 stride=2 pad=1",
     "pooling in=1x6x7x7 mode=avg kernel=7x7",
-    "max_indices in=1x3x7x6 kernel=3x3 stride=2 pad=1",
     "fc in=1x19x3x2 oc=21 act=relu",
     "fc in=1x40x1x1 oc=5",
     "concat in=1x16x5x3,1x7x5x3",
@@ -61,7 +60,6 @@ OPS = (
     "slice in=9x10 starts=8x0 steps=-2x3 to=4x3",
     "tile in=1x3x2x5 repeats=2x1x3x1",
     "pad in=1x3x5x6 before=0x0x2x1 after=0x0x1x-2",
-    "windows in=2x3x9x1 count=4 kernel=3 stride=2",
     "concat_nd in=5x3x1,5x3x2 axis=2",
     "gather in=7x5,3x2 axis=0",
     "matmul in=5x7,7x6",
@@ -79,19 +77,13 @@ OPS = (
     "reduce in=4x6 mode=max axes=0",
     "slice in=1x10 starts=0x9 steps=1x-1 to=1x10",
 )
-#: Largest difference over the largest value of the output: of variants that store halves, of those
-#: that trade multiplications for rounding, and of all others.
-OF_HALVES, OF_WINOGRAD, OF_OTHERS = 2e-2, 1e-3, 1e-4
-#: An output whose values are smaller is compared with this.
-SMALL = 1e-3
-#: What is said in front of by how much a result is off: beyond rounding, or beyond what halves
-#: would cost, which is of no use.
+#: Prefixes of problems: a difference beyond rounding, and beyond float16's error.
 IMPRECISE, WRONG = "the result is imprecise", "the result is wrong"
 
 
 @dataclass(frozen=True)
 class CheckTask:
-    """A kernel variant that is to be checked on an op."""
+    """A check of a kernel variant on an op."""
 
     op: Op
     variant: Variant
@@ -102,16 +94,13 @@ class CheckTask:
 
     @property
     def name(self) -> str:
-        """Of the variant, among those of all kinds of op: such as `conv2d gpu_gemm`."""
+        """Name of the variant with its kind of op, such as `conv2d gpu_gemm`."""
         return f"{self.variant.op_kind} {self.variant.name}"
 
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """What came of a task; `problem` is "" where the variant computes what it should.
-
-    `is_lost` says that the process was lost with it.
-    """
+    """The result of a check: `problem` is "" if correct; `is_lost` if the process died."""
 
     task: CheckTask
     problem: str
@@ -119,19 +108,19 @@ class VariantCheck:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it ran, and what it computed is of no use."""
+        """Whether the variant ran with a wrong result."""
         return self.problem.startswith(WRONG)
 
 
 @dataclass
 class CheckRun:
-    """What was checked, and how many tasks did not get their turn."""
+    """The results of checks, and the number of tasks `left`."""
 
     checked: list[VariantCheck] = field(default_factory=list)
     left: int = 0
 
     def problems(self) -> dict[str, list[VariantCheck]]:
-        """Those with a problem, by the variant's name."""
+        """Results with a problem, by the variant's name."""
         problems: dict[str, list[VariantCheck]] = {}
         for result in self.checked:
             if result.problem:
@@ -139,17 +128,11 @@ class CheckRun:
         return problems
 
 
-def task_of(op: str, variant: str) -> CheckTask:
-    """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
-    parsed = parse(op)
-    return CheckTask(parsed, registry.find(parsed, variant))
-
-
 def check_tasks(soc: Soc, processors: Sequence[Processor] = PROCESSORS) -> list[CheckTask]:
-    """Every variant of some processors on every small op that it accepts, and on a part of each.
+    """Tasks of all variants of `processors` on each small op that they accept, and on its part.
 
-    Those that are not for this SoC included: they are right on any device. Every variant has its
-    first turn before any has its second.
+    Variants unfit for this SoC are included: they must be correct on any device. Each variant's
+    first task comes before any second one.
     """
     tasks: dict[str, list[CheckTask]] = {}
     for op in parts(soc):
@@ -162,9 +145,9 @@ def check_tasks(soc: Soc, processors: Sequence[Processor] = PROCESSORS) -> list[
 
 
 def parts(soc: Soc) -> Iterator[Op]:
-    """The small ops, each whole and as the GPU's half of one split, along one dimension or another.
+    """The small ops, each whole and as the GPU's half of a split.
 
-    A kind of which `OPS` has none, such as a plugin's, is met by the examples of its own.
+    Kinds absent from `OPS`, such as a plugin's, contribute their `examples`.
     """
     ops = [parse(text) for text in OPS]
     kinds = {op.kind for op in ops}
@@ -181,38 +164,15 @@ def parts(soc: Soc) -> Iterator[Op]:
 
 
 def checked_operands(op: Op) -> tuple[list[Array], Weights]:
-    """Inputs and weights that show a wrong result; indices are whole numbers."""
+    """Random inputs and weights; indices of `gather` are rounded."""
     inputs, weights = operands(op)
     if op.kind == "gather":
         inputs[1] = np.rint(inputs[1])
     return inputs, weights
 
 
-def tolerance(variant: Any) -> float:
-    """The largest difference from the reference that is rounding, over the largest value."""
-    if variant.processor == "gpu" and variant.storage.element == "float16":
-        return OF_HALVES
-    return OF_WINOGRAD if "winograd" in variant.name else OF_OTHERS
-
-
-def difference(got: Array, expected: Any) -> float:
-    """The largest difference over the largest value of what is expected; infinite with a NaN."""
-    return difference_of_finite(got, expected) if np.isfinite(expected).all() else float("inf")
-
-
-def difference_of_finite(got: Array, expected: Any) -> float:
-    """As `difference`, over what is finite; infinite where NaNs or infinities are not the same."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
-        return float("inf")
-    wanted = np.asarray(expected[finite], np.float64)
-    error = float(np.abs(got[finite] - wanted).max(initial=0.0))
-    error /= max(float(np.abs(wanted).max(initial=0.0)), SMALL)
-    return error if np.isfinite(error) else float("inf")
-
-
 def check(gpu: OpenClDevice, task: CheckTask) -> VariantCheck:
-    """Run a variant here and in the interpreter; whatever it raises is its problem."""
+    """Run a variant on the device and in the interpreter; any error is the check's problem."""
     try:
         inputs, weights = checked_operands(task.op)
         executable, session = _loaded(gpu, task, weights)
@@ -235,14 +195,14 @@ def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> tuple[Execu
     op, variant, soc = task.op, task.variant, gpu.soc
     if variant.processor == "cpu":
         executable = pieces.net_alone([op], variant, [weights], soc)
-        return executable, HostSession(executable, soc)
+        return executable, host_session(executable, soc)
     described: Any = variant
     executable = pieces.kernels_alone(op, described.plan(op, soc), weights, soc)
     return executable, Session(executable, gpu)
 
 
 def _output(session: Any, inputs: Mapping[str, Array]) -> Array:
-    """What a session or an interpreter computes, where the output held not-a-numbers before."""
+    """The output of a session or an interpreter; inputs by name, others are NaN."""
     for name, array in session.inputs.items():
         array[...] = inputs.get(name, np.nan)
     session.run()
@@ -259,13 +219,13 @@ def check_all(
     budget: Budget | None = None,
     progress: Progress = no_progress,
 ) -> CheckRun:
-    """Check tasks in a budget; `checking` hears of each before, `keep` gets its result."""
+    """Check tasks in a budget; `checking` receives each task at its start, `keep` its result."""
     run, budget = CheckRun(), budget or Budget()
     for task in budget.steps(tasks, progress):
         checking(task)
         result = check(gpu, task)
         ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
-        if task.variant.processor == "gpu" and ran:  # engines on this driver ask for it
+        if task.variant.processor == "gpu" and ran:  # read by engines on this driver
             blocklist = VariantBlocklist(gpu.programs.identity)
             blocklist.note(task.name, to_text(task.op), is_wrong=result.is_wrong)
         run.checked.append(result)

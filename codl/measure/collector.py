@@ -1,327 +1,103 @@
-"""Collects a dataset: measures tasks in batches, writes rows, and can go on where it stopped.
-
-Several devices share the tasks: whichever is done asks for more, so that a slower one gets less.
-"""
+"""Collector of datasets: measures tasks in batches on a device and writes their rows, resumable."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from codl import files
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.files import now as time_now
+from codl.files import provenance
+from codl.ir import yaml_file
+from codl.ir.environment import Environment, check_alike, differences
+from codl.ir.records import statistic
+from codl.ir.records.results import Conditions
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import BatchResult, MeasureBatch, processors_of
-from codl.measure.budget import Budget, Progress, no_progress
-from codl.measure.cool_down import low_battery
-from codl.measure.dataset import Dataset, Row
-from codl.measure.dataset_writer import RowWriter, RunLog
-from codl.measure.devices_at_work import (
-    SYSTEM_CLOCK,
-    Clock,
-    Cooling,
-    Device,
-    DeviceStatus,
-    EnvironmentReader,
-    LowBatteryError,
-    MeasuringTarget,
-    cool_down,
-    devices_of,
-    no_environment,
+from codl.machine.placement import require_local
+from codl.measure.budget import GRACE_S, Budget, Progress, no_progress
+from codl.measure.cool_down import CoolDown, low_battery
+from codl.measure.dataset import AnchorRow, Dataset, Row
+from codl.measure.drift import Anchors, by_processor, calibration
+from codl.measure.tasks import (
+    NEVER_AGAIN,
+    BatchResult,
+    MeasureBatch,
+    Task,
+    crash_row,
+    processors_of,
 )
-from codl.measure.tasks import Task, crash_row
 from codl.measure.timing import Rounds
 
-#: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no
-#: device's battery lasts.
+#: Reason of a collection's end: no task left, a limit (time, samples) reached, accuracy settled, or
+#: a low battery.
 Stopped = Literal["done", "budget", "samples", "settled", "battery"]
-#: A batch in less time than this share of its own would tell little.
+#: Least remaining time for a batch, as a share of a batch's time.
 SHORTEST = 0.3
-#: How often a task that was measured while the machine was disturbed is measured again.
+#: Most repeats of a disturbed task.
 RETRIES = 1
-#: A task is a failed row once it took this many processes down: one may have been a cable.
+#: Crashed processes after which a task is a failed row; a single crash may be a loose cable.
 DEATHS = 2
-#: At most this many tasks are sent at a time; what a target leaves follows in a later batch.
+#: Most tasks sent at a time; the rest follows in later batches.
 MOST = 512
-#: About this many are measured in one batch.
-FEW = 64
-#: A collection ends when no device has come back for this time.
-PATIENCE_S = 300.0
+#: Seconds until a lost device is tried again: first (then doubled each time) and longest, and the
+#: seconds without the device after which a collection ends.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S = 1.0, 60.0, 300.0
 GO_ON = "What was measured is on disk; go on by --resume."
-#: Called with the state of each device, now and then.
-Watch: TypeAlias = Callable[[Sequence[DeviceStatus]], None]
+#: Most tries of a failing task; a task that crashes processes is not tried again.
+TRIES = 3
+#: Facts of the environment that are equal in all runs of a dataset.
+MIXED = ("device", "driver", "libraries", "protocol")
+
+
+class MeasuringTarget(Protocol):
+    """The part of a target that a collection uses."""
+
+    @property
+    def serial(self) -> str: ...
+    @property
+    def soc(self) -> Soc: ...
+    @property
+    def replays(self) -> Mapping[str, Any] | None:
+        """The replayed dataset's identity; None for a device that measures."""
+        ...
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """A context that ends requests of a hanging device after `seconds`."""
+        ...
+
+    def clocks_mhz(self) -> dict[str, float]:
+        """The current clock (MHz) of each core in use, if the system reports it."""
+        ...
+
+    def conditions(self) -> Conditions: ...
+    def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
 class Chooser(Protocol):
-    """Chooses what to measure next; asked before every batch, when all rows are on disk."""
+    """Interface of task selection, called before every batch with all rows on disk."""
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """Some of the tasks in order; none if more rows would change nothing.
+        """The `missing` tasks in order; none if further rows would not improve accuracy.
 
         `seconds` is the time since the collection began.
         """
         ...
 
 
-@dataclass
-class Collection:
-    """The tasks that are left, and the devices that measure them."""
-
-    devices: Sequence[Device]
-    writer: RowWriter
-    log: RunLog
-    rounds: Rounds
-    tuning: Tuning
-    missing: list[Task]
-    clock: Clock
-    budget: Budget
-    all_done: Stopped
-    chooser: Chooser | None
-    progress: Progress
-    watch: Watch | None
-    total: int = field(init=False)
-    #: A sentence about what stopped it before its limits.
-    reason: str = ""
-    again: dict[Task, int] = field(default_factory=dict)
-    #: Rows of tasks to be measured again: they are written if no time is left for that.
-    held: dict[Task, Row] = field(default_factory=dict)
-    #: How many processes crashed at each task.
-    deaths: dict[Task, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = len(self.missing)
-
-    def run(self) -> Stopped:
-        """Measure until there is a reason to stop; raises if no device is left."""
-        try:
-            for device in self.devices:
-                device.join(self.budget.left_s)
-            while (stopped := self._step()) is None:
-                pass
-            return stopped
-        finally:  # whatever ended it, Ctrl-C too
-            for device in self.devices:
-                device.close()
-            self._finish()
-
-    def _finish(self) -> None:
-        """Write the rows of tasks that were to be measured again and were not."""
-        self.writer.write(list(self.held.items()))
-        self.log.finish()
-
-    def figures(self) -> dict[str, Any]:
-        """Those of `Collected` that are known here."""
-        return {
-            "rows": self.writer.rows,
-            "failed": self.writer.failed,
-            "again": len(self.again),
-            "seconds": self.budget.spent_s,
-            "paused_s": sum(each.cooling.paused_s for each in self.devices if each.cooling),
-            "reason": self.reason,
-            "devices": tuple(device.news(self.clock.now()) for device in self.devices),
-        }
-
-    def _step(self) -> Stopped | None:
-        """Assign work, wait for a result and take it; returns a reason to stop, if any.
-
-        When everything is measured, devices that are still connecting are not waited for.
-        """
-        reason = self._assign()
-        is_over = not self.missing and any(device.run for device in self.devices)
-        jobs = [
-            device.job
-            for device in self.devices
-            if device.job is not None and not (is_over and device.state == "joining")
-        ]
-        if not jobs and reason is not None:
-            return reason
-        if not jobs:
-            self._check_hope()
-        if self.watch is not None:
-            self.watch([device.news(self.clock.now()) for device in self.devices])
-        retries = [device.retry_at for device in self.devices if device.state == "away"]
-        pause_s = max(0.0, min(retries) - self.clock.now()) if retries else None
-        self.clock.wait(jobs, None if pause_s is None else min(pause_s, self.budget.left_s))
-        for device in self.devices:
-            if device.job is not None and device.job.done():
-                self._take(device)
-        return None
-
-    def _assign(self) -> Stopped | None:
-        """Assign work to idle devices; returns the reason to stop if there is none."""
-        now, reason = self.clock.now(), None
-        if not self.missing:
-            return self.all_done
-        for device in self.devices:
-            if device.state == "away" and now >= device.retry_at:
-                device.join(self.budget.left_s)
-            elif device.state == "idle" and (text := low_battery(device.now)):
-                self._leave_out(device, LowBatteryError(text))
-            elif device.state == "idle":
-                reason = self._give(device)
-        if all(device.state == "out" for device in self.devices):
-            low = [device for device in self.devices if isinstance(device.problem, LowBatteryError)]
-            several = len(self.devices) > 1
-            self.reason = " ".join(
-                f"{device.serial!r}: {device.problem}" if several else str(device.problem)
-                for device in low
-            )
-            return "battery" if self.reason else None
-        return "budget" if self.budget.is_over() else reason
-
-    def _give(self, device: Device) -> Stopped | None:
-        """Give a batch to a device; returns the reason if there is none."""
-        taken = {task for other in self.devices for task in other.claimed}
-        free: Sequence[Task] = [task for task in self.missing if task not in taken]
-        if self.chooser is not None and free:
-            free = sorted(self.chooser.choose(free, self.budget.spent_s), key=self._tries)
-        left, least = self.budget.left_s, SHORTEST * self.rounds.span_s
-        if not free or left < least or left <= 0:
-            return "budget" if free else "settled"
-        # Every device takes its share of many tasks, to leave some for others; of few only those
-        # that wait now take any, as small batches are slow.
-        sharing = [other for other in self.devices if other.state != "out"]
-        if len(free) <= FEW * len(sharing):
-            sharing = [other for other in sharing if other.state in ("idle", "joining")]
-        batch = MeasureBatch(
-            tasks=tuple(free[:: max(1, len(sharing))][: device.most]),
-            run=device.run,
-            rounds=self.rounds,
-            tuning=self.tuning,
-            left_s=left,
-            reference_ms=device.anchors.reference_ms,
-            tolerance=device.anchors.tolerance,
-        )
-        device.measure(batch, lambda: self.budget.left_s, least)
-        return None
-
-    def _take(self, device: Device) -> None:
-        """Take the result of a device's job."""
-        job, claimed = device.job, device.claimed
-        assert job is not None
-        device.job, device.claimed = None, ()
-        try:
-            result = job.result()
-        except CodlError as error:
-            is_away = isinstance(error, DeviceError) and not claimed
-            self._drop(device, error) if is_away else self._leave_out(device, error)
-            return
-        if isinstance(result, BatchResult):
-            self._record(device, result)
-            return
-        device.state, device.problem = "idle", None
-        device.now, device.cooling = result.now, result.cooling
-        if not device.run:
-            device.run = self.log.begin(device.serial, result)
-
-    def _record(self, device: Device, result: BatchResult) -> None:
-        """Write the rows of a batch.
-
-        Tasks of a disturbed or throttled processor are left for later, but not more than `RETRIES`
-        times.
-        """
-        rows, device.state, device.now = [], "idle", result.conditions
-        self.budget.skip(result.skipped_s)
-        assert device.cooling is not None
-        for measured in result.measurements:
-            throttled = device.cooling.throttled(measured.row.throttled) & {
-                *processors_of(measured.task)
-            }
-            is_disturbed = measured.is_disturbed or (
-                measured.row.status == "ok" and bool(throttled)
-            )
-            if is_disturbed and self._tries(measured.task) < RETRIES:
-                self.again[measured.task] = self._tries(measured.task) + 1
-                self.held[measured.task] = measured.row
-            else:
-                self.held.pop(measured.task, None)
-                rows.append((measured.task, measured.row))
-        if result.measurements:
-            device.works()
-        if result.anchors:
-            device.batch += 1
-            device.anchors.add(result.anchors)
-            self.writer.write_anchors(result.anchors, device.batch)
-        device.measured += len(rows)
-        self.writer.write(rows + self._lost(device, result))
-        self.log.calibrate(device.run, device.anchors)
-        self.missing = sorted(filter(self.writer.lacks, self.missing), key=self._tries)
-        done = self.total - len(self.missing)
-        self.progress(done, self.total, self.budget.to_go_s(done, self.total))
-
-    def _lost(self, device: Device, result: BatchResult) -> list[tuple[Task, Row]]:
-        """The failed row of a task that crashes processes, once a single task is left.
-
-        Of several suspects half as many are measured next. Without suspects the device was away.
-        """
-        if not result.lost:
-            device.most = min(2 * device.most, MOST)
-            return []
-        device.lost += 1
-        if not result.suspects:
-            if not result.measurements:
-                self._drop(device, DeviceError(result.lost))
-            return []
-        if len(result.suspects) > 1:
-            device.most = len(result.suspects) // 2
-            return []
-        (task,) = result.suspects
-        self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
-        if self.deaths[task] < DEATHS:
-            return []
-        return [(task, crash_row(task, device.run, result.lost))]
-
-    def _drop(self, device: Device, problem: Exception) -> None:
-        """A device went away: others take its tasks, and it is tried again later."""
-        is_new, several = device.tries == 0, len(self.devices) > 1
-        device.goes_away(problem, self.clock.now())
-        if is_new and (device.has_worked or several):
-            others = " while others go on" if several else ""
-            _warn(f"{_sentence(problem)} {device.serial!r} is tried again{others}.")
-
-    def _leave_out(self, device: Device, problem: Exception) -> None:
-        device.state, device.problem = "out", problem
-        if any(other.state != "out" for other in self.devices):
-            _warn(f"{_sentence(problem)} {device.serial!r} is left out.")
-
-    def _check_hope(self) -> None:
-        """Raise if no device is left that can measure the rest."""
-        away = [device for device in self.devices if device.state == "away"]
-        problems = [device.problem for device in self.devices if device.problem is not None]
-        has_begun = any(device.run for device in self.devices)
-        if len(problems) == 1 and not (away and has_begun):
-            raise problems[0]
-        if not away or not any(device.has_worked for device in self.devices):
-            said = " ".join(_sentence(problem) for problem in problems)
-            raise DeviceError(f"{said} {GO_ON}" if has_begun else said)
-        waited = self.clock.now() - max(device.away_since for device in away)
-        if waited >= PATIENCE_S:
-            raise DeviceError(
-                f"No device has answered for {waited:.0f} s: {_sentence(away[0].problem)} {GO_ON}"
-            )
-
-    def _tries(self, task: Task) -> int:
-        return self.again.get(task, 0)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, CodlWarning, stacklevel=2)
-
-
-def _sentence(problem: Exception | None) -> str:
-    text = str(problem)
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
 @dataclass(frozen=True)
 class Collected:
-    """`rows` written now, `failed` among them, `skipped` because a run before had them.
+    """The result of a collection.
 
-    `again` tasks were measured twice, because the machine was disturbed or throttled the first
-    time. `paused_s` seconds of all devices went to cooling down. `reason` is a sentence about what
-    stopped it where nobody wanted that.
+    `rows` counts written rows, `failed` the failed ones, `skipped` tasks with earlier rows. `again`
+    counts tasks repeated after a disturbance or throttling, `left` tasks without a row, `lost` ends
+    of the measuring process. `paused_s` is the time for cooling down. `reason` is a sentence about
+    a device that ended the collection, or "".
     """
 
     rows: int
@@ -334,80 +110,367 @@ class Collected:
     files: tuple[str, ...]
     paused_s: float = 0.0
     reason: str = ""
-    devices: tuple[DeviceStatus, ...] = ()
+    lost: int = 0
 
 
-def collect(
-    targets: MeasuringTarget | Sequence[MeasuringTarget],
-    dataset: Dataset,
-    tasks: Sequence[Task],
-    tuning: Tuning = Tuning(),
-    *,
-    resume: bool = False,
-    budget_s: float | None = None,
-    samples: int | None = None,
-    rounds: Rounds | None = None,
-    chooser: Chooser | None = None,
-    progress: Progress = no_progress,
-    watch: Watch | None = None,
-    cooling: Cooling = cool_down,
-    tells: EnvironmentReader = no_environment,
-    clock: Clock = SYSTEM_CLOCK,
-) -> Collected:
-    """Measure `tasks` on a target until all are done, `budget_s` seconds or `samples` tasks are
-    used up, or the chooser has enough; kernels are measured as they were tuned.
+@dataclass(kw_only=True)
+class Collection:
+    """Measures tasks on a device, in a new run of the dataset.
 
-    Several targets are devices of one SoC, each with a run of its own in the dataset. One that goes
-    away is tried again later, and one that cannot be used is left out, with a warning. `watch` is
-    told how it stands with each; `cooling` waits before a batch while a target is hot.
+    The collection ends when all `tasks` are measured, after `budget_s` seconds or `samples` tasks,
+    or when the `chooser` returns none. Kernels use the choices of `tuning`. The clock of `cooling`
+    is the collection's. `environment` is recorded with the run.
 
-    A task that takes a target's process down twice is a failed row. The rows of a batch are on disk
-    before the next is begun. A replay's recorded seconds are counted as if they had passed.
-    Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
-    of another SoC or was measured in another way, or where no target is the SoC, and `DeviceError`
-    where none can be reached.
+    The rows of a batch are on disk before the next begins. A task that crashes two processes is a
+    failed row. A device that is lost after it has measured is tried again for `PATIENCE_S` seconds.
+    A replay's recorded seconds count towards the budget.
     """
-    several = list(targets) if isinstance(targets, Sequence) else [targets]
-    _check_alike(several)
-    rounds, budget = rounds or Rounds(), Budget(budget_s, clock.now)
-    with files.locked(dataset.folder):
-        log = RunLog(dataset, several[0], rounds, tuning, resume=resume)
-        writer = RowWriter(dataset)
-        missing = [task for task in tasks if writer.lacks(task)]
-        work = Collection(
-            devices=devices_of(several, MOST, cooling, tells),
-            writer=writer,
-            log=log,
-            rounds=rounds,
-            tuning=tuning,
-            missing=missing[:samples],
-            clock=clock,
-            budget=budget,
-            all_done="done" if samples is None or samples >= len(missing) else "samples",
-            chooser=chooser,
-            progress=progress,
-            watch=watch,
+
+    target: MeasuringTarget = field(kw_only=False)
+    dataset: Dataset = field(kw_only=False)
+    tasks: Sequence[Task] = field(kw_only=False)
+    tuning: Tuning = field(default_factory=Tuning, kw_only=False)
+    resume: bool = False
+    budget_s: float | None = None
+    samples: int | None = None
+    rounds: Rounds = field(default_factory=lambda: Rounds())
+    chooser: Chooser | None = None
+    progress: Progress = no_progress
+    cooling: CoolDown | None = None
+    environment: Environment | None = None
+
+    def __post_init__(self) -> None:
+        self._cooling = self.cooling or CoolDown(self.target.conditions)
+        self._anchors, self._batches = Anchors(), 0
+        #: Disturbances of each task, and rows of disturbed tasks, written if they are not repeated.
+        self._again: dict[Task, int] = {}
+        self._held: dict[Task, Row] = {}
+        #: Crashed processes of each task, and of all.
+        self._deaths: dict[Task, int] = {}
+        self._lost = 0
+        #: Most tasks of the next batch.
+        self._most = MOST
+        self._has_measured = False
+        #: Name of the run, once it began.
+        self._run = ""
+        #: Time of the device's loss until it measures again, and seconds until the next try.
+        self._away_since: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._reason = ""
+
+    def run(self) -> Collected:
+        """Measure until there is a reason to stop.
+
+        Raises `CodlError` for an existing dataset without `resume`, `MismatchError` for a dataset
+        of another SoC or protocol, and `DeviceError` if the device cannot be reached.
+        """
+        self._budget = Budget(self.budget_s, self._cooling.clock)
+        with files.locked(self.dataset.folder):
+            self._origin = _origin(self.target, self.rounds)
+            self._open_manifest(resume=self.resume)
+            self._writer = RowWriter(self.dataset)
+            missing = [task for task in self.tasks if self._writer.lacks(task)]
+            self._missing = missing[: self.samples]
+            self._total = len(self._missing)
+            try:
+                stopped = self._measure_all()
+                if stopped == "done" and self._total < len(missing):
+                    stopped = "samples"
+            finally:  # after any end, including Ctrl-C
+                self._writer.write(list(self._held.items()))
+                self._end_run()
+            return Collected(
+                stopped=stopped,
+                rows=self._writer.rows,
+                failed=self._writer.failed,
+                skipped=len(self.tasks) - len(missing),
+                left=sum(self._writer.lacks(task) for task in self.tasks),
+                again=len(self._again),
+                seconds=self._budget.spent_s,
+                files=tuple(str(table.path) for table in self.dataset.tables().values()),
+                paused_s=self._cooling.paused_s,
+                reason=self._reason,
+                lost=self._lost,
+            )
+
+    def _measure_all(self) -> Stopped:
+        """Measure batch after batch; returns the reason to stop."""
+        now = self._connected()
+        while self._missing:
+            self._reason = low_battery(now)
+            if self._reason:
+                return "battery"
+            tasks = self._chosen()
+            if not tasks:
+                return "settled"
+            if self._has_time():
+                self._cooling.wait(now, self._budget.left_s)
+            if not self._has_time():
+                return "budget"
+            batch = MeasureBatch(
+                tasks=tuple(tasks[: self._most]),
+                run=self._run,
+                rounds=self.rounds,
+                tuning=self.tuning,
+                left_s=self._budget.left_s,
+                reference_ms=self._anchors.reference_ms,
+                tolerance=self._anchors.tolerance,
+            )
+            with self.target.within(batch.left_s + GRACE_S):
+                result = self.target.measure(batch)
+            self._record(result)
+            is_gone = result.lost and not result.suspects and not result.measurements
+            now = self._reconnected(DeviceError(result.lost)) if is_gone else result.conditions
+        return "done"
+
+    def _connected(self) -> Conditions:
+        """Connect in the remaining time, and begin a run at the first connection."""
+        with self.target.within(self._budget.left_s + GRACE_S):
+            now = self.target.conditions()
+            clock_mhz = self.target.clocks_mhz()
+        if not self._run:
+            self._begin_run(clock_mhz, now)
+        return now
+
+    def _open_manifest(self, *, resume: bool) -> dict[str, Any]:
+        source = self._origin.get("source", "measured")
+        return open_manifest(self.dataset, self.target.soc, source, resume=resume)
+
+    def _begin_run(self, clock_mhz: Mapping[str, float], now: Conditions) -> None:
+        """Add a run to the manifest; raises `MismatchError` for another environment than before."""
+        manifest, soc, environment = self._open_manifest(resume=True), self.target.soc, None
+        if self.environment is not None:
+            environment = replace(self.environment, protocol=self._origin.get("protocol", {}))
+            _check_alike(self.dataset, manifest["runs"], environment)
+        run = f"run{len(manifest['runs']) + 1}"
+        manifest["soc"] = soc.to_dict()
+        manifest["runs"][run] = {
+            **provenance(),
+            "serial": self.target.serial,
+            **self._origin,
+            "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
+            "clock_mhz": dict(clock_mhz),
+            "conditions": asdict(now),
+            "tuning": self.tuning.fingerprint,
+            "environment": None if environment is None else asdict(environment),
+        }
+        self.dataset.write_manifest(manifest)
+        self._run = run
+
+    def _calibrate_run(self) -> None:
+        """Write the run's anchor levels, and its calibration relative to the first run."""
+        manifest = self.dataset.manifest()
+        own = manifest["runs"][self._run]
+        own["anchors_ms"] = by_processor(self._anchors.usual_ms)
+        own["reference_ms"] = by_processor(self._anchors.reference_ms)
+        own["calibration"] = calibration(manifest["runs"], self._run)
+        self.dataset.write_manifest(manifest)
+
+    def _end_run(self) -> None:
+        if not self._run:
+            return
+        manifest = self.dataset.manifest()
+        manifest["runs"][self._run]["ended"] = time_now()
+        tables = self.dataset.tables()
+        manifest["files"] = {table.path.name: len(table.read()) for table in tables.values()}
+        self.dataset.write_manifest(manifest)
+
+    def _reconnected(self, problem: DeviceError) -> Conditions:
+        """Connect again after pauses that double, until the budget is over.
+
+        Raises `DeviceError` for a device that never measured, or is away for `PATIENCE_S`.
+        """
+        if not self._has_measured:
+            raise DeviceError(f"{_sentence(problem)} {GO_ON}")
+        if self._away_since is None:
+            text = f"{_sentence(problem)} {self.target.serial!r} is tried again."
+            warnings.warn(text, CodlWarning, stacklevel=2)
+            self._away_since, self._pause_s = self._cooling.clock(), FIRST_PAUSE_S
+        while not self._budget.is_over():
+            waited_s = self._cooling.clock() - self._away_since
+            if waited_s >= PATIENCE_S:
+                raise DeviceError(
+                    f"No device has answered for {waited_s:.0f} s: {_sentence(problem)} {GO_ON}"
+                )
+            self._cooling.sleep(min(self._pause_s, self._budget.left_s))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            try:
+                return self._connected()
+            except DeviceError as error:
+                problem = error
+        return Conditions()
+
+    def _has_time(self) -> bool:
+        return self._budget.left_s > 0 and self._budget.left_s >= SHORTEST * self.rounds.span_s
+
+    def _chosen(self) -> Sequence[Task]:
+        """The missing tasks in order; none if the chooser has enough."""
+        if self.chooser is None:
+            return self._missing
+        chosen = self.chooser.choose(self._missing, self._budget.spent_s)
+        return sorted(chosen, key=self._tries)
+
+    def _record(self, result: BatchResult) -> None:
+        """Write a batch's rows; disturbed or throttled tasks are repeated up to `RETRIES` times."""
+        rows = []
+        self._budget.skip(result.skipped_s)
+        for measured in result.measurements:
+            task, row = measured.task, measured.row
+            throttled = self._cooling.throttled(row.throttled) & {*processors_of(task)}
+            is_disturbed = measured.is_disturbed or (row.status == "ok" and bool(throttled))
+            if is_disturbed and self._tries(task) < RETRIES:
+                self._again[task] = self._tries(task) + 1
+                self._held[task] = row
+            else:
+                self._held.pop(task, None)
+                rows.append((task, row))
+        if result.measurements:
+            self._has_measured, self._away_since = True, None
+        if result.anchors:
+            self._batches += 1
+            self._anchors.add(result.anchors)
+            self._writer.write_anchors(result.anchors, self._batches)
+        self._writer.write(rows + self._crashed(result))
+        self._calibrate_run()
+        self._missing = sorted(filter(self._writer.lacks, self._missing), key=self._tries)
+        done = self._total - len(self._missing)
+        self.progress(done, self._total, self._budget.to_go_s(done, self._total))
+
+    def _crashed(self, result: BatchResult) -> list[tuple[Task, Row]]:
+        """The failed row of a task that crashes processes, once it is the only suspect.
+
+        With several suspects, the next batch has half as many tasks.
+        """
+        if not result.lost:
+            self._most = min(2 * self._most, MOST)
+            return []
+        self._lost += 1
+        if len(result.suspects) > 1:
+            self._most = len(result.suspects) // 2
+        if len(result.suspects) != 1:
+            return []
+        (task,) = result.suspects
+        self._deaths[task] = DEATHS if result.has_hung else self._deaths.get(task, 0) + 1
+        if self._deaths[task] < DEATHS:
+            return []
+        return [(task, crash_row(task, self._run, result.lost))]
+
+    def _tries(self, task: Task) -> int:
+        return self._again.get(task, 0)
+
+
+def _sentence(problem: Exception) -> str:
+    text = str(problem)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+@dataclass
+class RowWriter:
+    """Appends missing rows to tables; counts written `rows` and `failed` rows."""
+
+    dataset: Dataset
+    rows: int = 0
+    failed: int = 0
+    _done: dict[str, set[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Repair the tables and read the keys of finished rows."""
+        tables = self.dataset.tables()
+        for table in tables.values():
+            table.repair()
+        self.dataset.anchors().repair()
+        self._done = {name: _done(table.read()) for name, table in tables.items()}
+
+    def lacks(self, task: Task) -> bool:
+        return any(task.key not in self._done.get(name, ()) for name in task.tables)
+
+    def write(self, measured: Sequence[tuple[Task, Row]]) -> None:
+        """Append each row to its tables, unless present."""
+        new: dict[str, list[Row]] = {}
+        for task, row in measured:
+            self.failed += row.status == "failed"
+            for name in task.tables:
+                keys = self._done.setdefault(name, set())
+                if row.key not in keys:
+                    new.setdefault(name, []).append(row)
+                    keys.add(row.key)
+        for name, rows in new.items():
+            self.dataset.table(name).append(*rows)
+            self.rows += len(rows)
+
+    def write_anchors(self, rows: Sequence[AnchorRow], batch: int) -> None:
+        self.dataset.anchors().append(*(replace(row, batch=batch) for row in rows))
+
+
+def _done(rows: Sequence[Row]) -> set[Any]:
+    """The keys of rows that later runs do not repeat."""
+    failures = Counter(row.key for row in rows if row.status == "failed")
+    return {
+        row.key
+        for row in rows
+        if row.status == "ok"
+        or row.source == "replayed"
+        or row.reason.endswith(NEVER_AGAIN)
+        or failures[row.key] >= TRIES
+    }
+
+
+def _origin(target: MeasuringTarget, rounds: Rounds) -> dict[str, Any]:
+    """Manifest entries for the source of a run's latencies: replay, or placement and protocol.
+
+    Raises `MismatchError` for a placement with another number of threads than the SoC.
+    """
+    if target.replays is not None:
+        return {"source": "replayed", "replays": dict(target.replays)}
+    soc = require_local(target.soc)
+    if soc.placement.threads != soc.cpu.threads:
+        raise MismatchError(
+            f"The SoC {soc.name!r} is one of {soc.cpu.threads} threads of the CPU, and is placed "
+            f"here with {soc.placement.threads}: their latencies cannot be mixed."
         )
-        stopped = work.run()
-        return Collected(
-            skipped=len(tasks) - len(missing),
-            left=sum(writer.lacks(task) for task in tasks),
-            stopped=stopped,
-            files=tuple(str(table.path) for table in dataset.tables().values()),
-            **work.figures(),
+    protocol = {**asdict(rounds), "statistic": statistic.NAME}
+    return {"placement": soc.placement.to_dict(), "protocol": protocol}
+
+
+def _check_alike(dataset: Dataset, runs: Mapping[str, Any], environment: Environment) -> None:
+    """Raise `MismatchError` if the environment (not clocks) differs from the last known run's."""
+    known = [(name, run["environment"]) for name, run in runs.items() if run.get("environment")]
+    if known:
+        run, content = known[-1]
+        before = yaml_file.convert(content, Environment, dataset.manifest_path)
+        differing = differences(before, environment, MIXED)
+        fix = "Write another dataset by --datasets DIR."
+        check_alike(differing, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
+
+
+def check_is_new(dataset: Dataset) -> None:
+    """Raise `CodlError` for an existing dataset, which a new collection must not change."""
+    if dataset.manifest_path.exists():
+        raise CodlError(
+            f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
+            "by --datasets DIR."
         )
 
 
-def _check_alike(targets: Sequence[MeasuringTarget]) -> None:
-    """Raise `MismatchError` where rows of several targets cannot be in one dataset."""
-    first, *others = targets
-    for other in others:
-        if first.replays or other.replays:
-            raise MismatchError(
-                f"A replay is collected from alone, got {first.serial!r} and {other.serial!r}."
-            )
-        if other.soc.facts != first.soc.facts:
-            raise MismatchError(
-                f"{first.serial!r} and {other.serial!r} are of different SoCs, whose rows cannot "
-                "be mixed: collect one after the other, with a --soc each."
-            )
+def open_manifest(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> dict[str, Any]:
+    """The existing or a new manifest, for a run with latencies from `source`.
+
+    Raises `CodlError` for an existing dataset without `resume`, and `MismatchError` for a dataset
+    of another SoC or source.
+    """
+    if not resume:
+        check_is_new(dataset)
+    if not dataset.manifest_path.exists():
+        return {"runs": {}, "source": source, "soc": soc.to_dict()}
+    manifest = dataset.manifest()
+    if not soc.is_as_in(manifest.get("soc")):
+        raise MismatchError(
+            f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
+            "now; rows of both cannot be mixed. Write another dataset by --datasets DIR."
+        )
+    if manifest.get("source") != source:
+        raise MismatchError(
+            f"The rows in {dataset.folder} are {manifest.get('source')}, new ones are {source}, "
+            "and they cannot be mixed. Write another dataset by --datasets DIR."
+        )
+    return manifest

@@ -1,11 +1,9 @@
-"""Datasets: what was measured, as CSV files that a person can open, and a manifest.
+"""Datasets: measured latencies as CSV tables, and a manifest of the runs.
 
-`lat_datasets/<soc>/t_<op>_<variant>.csv` holds one row a measurement, failed ones included. A row
-carries the text of the whole op (the group by which rows are held out), of the part that ran, and
-where the number comes from. Features are never stored: they are computed from the part's text by
-the kernel variant itself, so training and planning cannot differ.
-
-Results say by digests on what rows they rest.
+`lat_datasets/<soc>/t_<op>_<variant>.csv` holds one row a measurement, including failures. A row
+has the text of the whole op (its group in cross-validation), the text of the measured part, and the
+source of the latency. Features are not stored: the kernel variant computes them from the part's
+text, in training and planning alike. Results name their dataset by digest.
 """
 
 from __future__ import annotations
@@ -26,29 +24,28 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from codl import files, yaml_file
+from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
-from codl.files import inside
+from codl.files import inside, own_or_shipped
+from codl.ir import yaml_file
 from codl.ir.constants import digest
 from codl.ir.ops.base import Dim
+from codl.ir.records.results import Conditions
 from codl.measure import FOLDER as FOLDER
-from codl.provenance import own_or_shipped
-from codl.records import statistic
-from codl.records.results import Conditions
 
-#: What helps where the disk takes no more rows.
+#: Advice in errors of a full disk.
 RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]
 RowT = TypeVar("RowT", bound="Row")
 
 
-#: Between the ops of a chain, as text.
+#: Separator of ops in the text of a chain.
 SEPARATOR = "; "
-#: Bytes that are read at once.
+#: Bytes read at a time.
 CHUNK = 1 << 20
-#: No op runs for longer than a day.
+#: Largest valid latency: a day.
 MOST_MS = 24 * 3600 * 1000.0
-#: What a manifest says at least.
+#: Required keys of a manifest, and their types.
 MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
 
@@ -56,12 +53,12 @@ MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 class Row:
     """Columns of every row in every file; latencies in milliseconds.
 
-    `latency_ms` is the statistic of `codl.records.statistic` over all `runs` samples, `p20_ms` and
-    `p80_ms` are their percentiles, at the machine's speed in the run's first batch. The run's
-    protocol names other statistics, such as those of older runs. `source` is measured, replayed or
-    simulated; `run` names the measurement run in the manifest. A failed measurement has a `status`
-    and a `reason`; ignore its numbers. The other columns are conditions of its batch, as in
-    `Conditions`; `throttled` is separated by spaces.
+    `latency_ms` is the statistic of `codl.ir.records.statistic` over all `runs` samples, unless the
+    run's protocol names another; `p20_ms` and `p80_ms` are percentiles. All are scaled to the
+    machine's speed in the run's first batch. `source` is measured, replayed or simulated; `run`
+    names the measurement run in the manifest. Failed rows have a `status` and a `reason`; their
+    numbers are meaningless. The other columns are the batch's `Conditions`; `throttled` is
+    separated by spaces.
     """
 
     latency_ms: float = 0.0
@@ -79,9 +76,9 @@ class Row:
     throttled: str = ""
 
     key_fields: ClassVar[tuple[str, ...]] = ()
-    #: Those that list what ran, and may be long.
+    #: Columns with lists of ops or moves, which may be long.
     list_fields: ClassVar[tuple[str, ...]] = ()
-    #: Columns that older files lack: their defaults hold there.
+    #: Columns missing in older files, where their defaults apply.
     later_fields: ClassVar[tuple[str, ...]] = (
         "temperature_c",
         "cpu_mhz",
@@ -92,11 +89,11 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What identifies the measurement, to resume without repeating it."""
+        """The measurement's identity within its table, used to resume a collection."""
         return tuple(getattr(self, name) for name in self.key_fields)
 
     def under(self: RowT, conditions: Conditions) -> RowT:
-        """The row as it was measured under these conditions."""
+        """A copy of the row with the columns of these conditions."""
         return replace(
             self,
             temperature_c=conditions.temperature_c,
@@ -111,8 +108,8 @@ class Row:
 class OpRow(Row):
     """One kernel variant on a part of an op.
 
-    `op` and `part` are operator texts; `part` is what ran: `share` (0 ... 1) of the output of `op`
-    along `dim`. A share of 1 is the whole op, written with `dim` H.
+    `op` and `part` are operator texts. The measured `part` has a `share` (0 ... 1) of the output of
+    `op` along `dim`; for the whole op, `share` is 1 and `dim` is H.
     """
 
     op: str
@@ -128,10 +125,10 @@ class SharingRow(Row):
     """Making a region of a tensor visible to the other processor.
 
     `direction` is to_gpu, to_cpu, load (packing for the CPU's net), store (unpacking from it), or
-    relayout (on the GPU, from its usual layout to another). `shape` is the region's, as text, and
-    `layout` the GPU's. Parts in milliseconds: `copy` on the CPU, `map`, `unmap`, the `transform`
-    kernel between layouts, and `sync`, the wait for an empty queue (see `SignalRow` for the end of
-    a kernel). `latency_ms` is the whole. With shared memory, `copy`, `map` and `unmap` are 0.
+    relayout (on the GPU, from its usual layout to another). `shape` is the region's text, `layout`
+    the GPU's layout. Parts in milliseconds: `copy` on the CPU, `map`, `unmap`, the `transform`
+    kernel between layouts, and `sync`, the wait for an empty queue (`SignalRow` covers the end of a
+    kernel). `latency_ms` is the whole. With shared memory, `copy`, `map` and `unmap` are 0.
     """
 
     direction: str
@@ -149,10 +146,7 @@ class SharingRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorRow(Row):
-    """An op that every batch of a collection measures again: how fast the machine was just then.
-
-    Nothing is trained on these. `batch` counts from 1 in each run.
-    """
+    """An op repeated in every `batch` (from 1) of a run to track speed; no training data."""
 
     op: str
     processor: str
@@ -163,7 +157,7 @@ class AnchorRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchRow(Row):
-    """What `count` tiny kernels take from enqueueing to their end."""
+    """`count` tiny kernels, timed from enqueueing to their end."""
 
     processor: str
     count: int
@@ -176,8 +170,8 @@ class SignalRow(Row):
     """A delay between the processors, by table.
 
     `first_launch`: from enqueueing a kernel to its start, on a queue empty for `gap_ms`.
-    `event_wait`: from the end of a kernel until the CPU knows it by the kernel's event, after a
-    wait of about `gap_ms`. `flag_wait`: the same by a flag that a following kernel raises.
+    `event_wait`: from a kernel's end to the CPU's notice by the kernel's event, after a wait of
+    about `gap_ms`. `flag_wait`: to the CPU's notice by a flag that a following kernel raises.
     """
 
     gap_ms: float
@@ -187,7 +181,7 @@ class SignalRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRow(Row):
-    """`images` at once of an op that has one image; `single_ms` is what one takes."""
+    """A batch of `images` of a one-image op; `single_ms` is the latency of one image."""
 
     op: str
     variant: str
@@ -202,12 +196,12 @@ class BatchRow(Row):
 class StageRow(Row):
     """A stage of a small network, run after another stage: the latencies of its shards.
 
-    `chain` are the texts of its ops, each reading the one before, and `before` is the op of the
-    previous stage. Both are split along `dim` where possible; `gpu_ratio` is the GPU's share of
-    this one. `cpu_ops` and `gpu_ops` are `variant op` of each processor, empty if it is idle.
-    `cpu_calls` counts nets, `gpu_calls` kernels. `packed` is what the nets packed and unpacked, as
-    `load 1x64x28x56` or `store ...`. `cpu_ms` and `gpu_ms` are of nets and kernels in a profiled
-    run; `latency_ms` is the larger one. Lists are separated by `; `.
+    `chain` are the texts of the stage's ops, each reading its predecessor; `before` is the op of
+    the previous stage. Both are split along `dim` if possible; `gpu_ratio` is the GPU's share of
+    `chain`. `cpu_ops` and `gpu_ops` are `variant op` of each processor, empty if it is idle.
+    `cpu_calls` counts nets, `gpu_calls` kernels. `packed` are the nets' packed and unpacked
+    tensors, as `load 1x64x28x56` or `store ...`. `cpu_ms` and `gpu_ms` are the times of nets and
+    kernels in a profiled run; `latency_ms` is the larger one. Lists are separated by `; `.
     """
 
     before: str
@@ -227,10 +221,10 @@ class StageRow(Row):
 
 
 class CsvTable(Generic[RowT]):
-    """One CSV file of rows, appended to row by row; a row is on disk when `append` returns.
+    """One CSV file of rows; a row is on disk when `append` returns.
 
-    A row that is read is of one of `runs` (or of a part of one, behind a slash), or of none; with
-    None of any.
+    `runs` are the valid runs of rows to read (a row may name a part of one, behind a slash); None
+    accepts every run.
     """
 
     def __init__(
@@ -238,7 +232,7 @@ class CsvTable(Generic[RowT]):
     ) -> None:
         self.path, self._runs = path, runs
         self.row_type = row_type
-        # What identifies a row first, then its numbers.
+        # Columns of the row type first, then the common ones.
         names, common = ([field.name for field in fields(kind)] for kind in (row_type, Row))
         self.columns = [*(n for n in names if n not in common), *(n for n in names if n in common)]
         self._optional = {field.name for field in fields(row_type) if field.default is None}
@@ -251,10 +245,7 @@ class CsvTable(Generic[RowT]):
             raise InvalidFileError(self.path, f"not CSV: {error}.") from error
 
     def append(self, *rows: RowT) -> None:
-        """Write rows behind those that are there, and wait until they are on disk.
-
-        All of them, or none: raises `UnwritableFileError` where there is no room.
-        """
+        """Append all rows or none, durably; raises `UnwritableFileError`, as for a full disk."""
         size = self.path.stat().st_size if self.path.exists() else 0
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
@@ -268,17 +259,16 @@ class CsvTable(Generic[RowT]):
                     _write_whole(file, text.getvalue().encode())
                     os.fsync(file.fileno())
                 except OSError:
-                    with suppress(OSError):  # no part of a row stays before the next
+                    with suppress(OSError):  # remove a partial row
                         file.truncate(size)
                     raise
         except OSError as error:
             raise UnwritableFileError(self.path, error, fix=RESUMED) from error
 
     def repair(self) -> bool:
-        """Drop a last line that a killed process left unfinished, add columns that came later.
+        """Drop an unfinished last line, add newer columns, and convert the file to UTF-8.
 
-        A table that an editor has saved in another encoding is in UTF-8 again.
-        True if there was anything to do.
+        Returns whether the file changed. Raises `InvalidFileError` for an undecodable file.
         """
         if not self.path.exists():
             return False
@@ -291,7 +281,7 @@ class CsvTable(Generic[RowT]):
         older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
         if whole == content and whole and not older:
             return False
-        if not whole:  # killed before the first line was there
+        if not whole:  # the process died within the first line
             self.path.unlink()
             return True
         with files.writing(self.path) as partial:
@@ -344,7 +334,7 @@ class CsvTable(Generic[RowT]):
         return row
 
 
-#: What the rows of a table are, where they are not those of a kernel variant.
+#: Row types of tables other than kernel variants'.
 ROW_TYPES: dict[str, type[Row]] = {
     "data_sharing": SharingRow,
     "dispatch": DispatchRow,
@@ -354,7 +344,7 @@ ROW_TYPES: dict[str, type[Row]] = {
     "stage": StageRow,
     "batch": BatchRow,
 }
-#: Tables that earlier versions wrote, and nothing reads: muLayer's were copies of others' rows.
+#: Obsolete tables of earlier versions, which are ignored; muLayer's had copies of other rows.
 FORMER_TABLES = re.compile("cold|contention|mulayer_.*")
 
 
@@ -366,18 +356,18 @@ class Dataset:
 
     @classmethod
     def of(cls, soc: str, root: Path = FOLDER) -> Dataset:
-        """Under `root`, to be written."""
+        """The dataset of a SoC under `root`, for writing."""
         return cls(inside(root, soc))
 
     @classmethod
     def found(cls, soc: str, root: Path = FOLDER) -> Dataset:
-        """Under `root`; in the usual place also one that comes with codl."""
+        """The dataset of a SoC under `root`; the default root falls back to codl's own datasets."""
         inside(root, soc)
         return cls(own_or_shipped(soc, root, FOLDER))
 
     @classmethod
     def at(cls, folder: Path) -> Dataset:
-        """Of a folder; in the usual place also one that comes with codl."""
+        """The dataset in a folder; the default root falls back to codl's own datasets."""
         return cls(own_or_shipped(folder.name, folder.parent, FOLDER))
 
     def ops(self, name: str) -> CsvTable[OpRow]:
@@ -388,40 +378,31 @@ class Dataset:
         return CsvTable(self.folder / "t_data_sharing.csv", SharingRow)
 
     def anchors(self) -> CsvTable[AnchorRow]:
-        """How fast the machine was; no table of `tables`, which are those to train on."""
+        """The table of anchors, which is not among the training `tables`."""
         return CsvTable(self.folder / "anchors.csv", AnchorRow)
 
     def table(self, name: str) -> CsvTable[Any]:
-        """The table of a name, with or without a file, of the rows that such a table has."""
+        """The table of a name, which may have no file yet, with its row type."""
         return CsvTable(inside(self.folder, f"t_{name}.csv"), ROW_TYPES.get(name, OpRow))
 
     def tables(self) -> dict[str, CsvTable[Any]]:
-        """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
+        """Every table with a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         runs = self.manifest()["runs"].keys() if self.manifest_path.exists() else None
         tables = {n: self.table(n) for n in names if not FORMER_TABLES.fullmatch(n)}
         return {name: CsvTable(table.path, table.row_type, runs) for name, table in tables.items()}
 
     def calibration(self) -> dict[str, dict[str, float]]:
-        """How much slower each processor was than in the first run, by run; from the manifest."""
+        """The slowdown of each processor relative to the first run, by run, from the manifest."""
         runs = self.manifest()["runs"] if self.manifest_path.exists() else {}
         return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
-
-    def statistics(self) -> dict[str, str]:
-        """By which statistic the latencies of each run are; those of imports are not known."""
-        runs = self.manifest()["runs"] if self.manifest_path.exists() else {}
-        protocols = {name: run["protocol"] for name, run in runs.items() if "protocol" in run}
-        return {
-            name: protocol.get("statistic", statistic.BEFORE)
-            for name, protocol in protocols.items()
-        }
 
     @property
     def manifest_path(self) -> Path:
         return self.folder / "manifest.json"
 
     def manifest(self) -> dict[str, Any]:
-        """What the runs were; raises `InvalidFileError` where there is none."""
+        """The manifest's content; raises `InvalidFileError` for a missing or invalid manifest."""
         if not self.manifest_path.exists():
             fix = f"`codl collect --soc {self.folder.name} --serial local` measures one."
             raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
@@ -442,22 +423,19 @@ class Dataset:
 
 
 def _open_itself(path: str, flags: int) -> int:
-    """No link of a dataset from elsewhere leads outside its folder."""
+    """Open a file without following links, which could lead outside a foreign dataset's folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _write_whole(file: io.FileIO, content: bytes) -> None:
-    """A full disk takes a part first, and fails at the rest."""
+    """Write all bytes; a filling disk may accept a part before it fails."""
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]
 
 
 def dataset_digest(dataset: Dataset) -> str:
-    """Identifies the tables, the manifest and the tuning of a dataset; empty where there is none.
-
-    Raises `OSError` where a file cannot be read.
-    """
+    """A digest of a dataset's files, empty without any; raises `OSError` for an unreadable one."""
     lines = []
     for path in sorted([*dataset.folder.glob("*.csv"), *dataset.folder.glob("*.json")]):
         content = sha256()

@@ -1,4 +1,9 @@
-"""Exchanges: making a tensor visible to the other processor, and the state of the caches before."""
+"""Timing of exchanges, which make a tensor visible to the other processor, and of signals.
+
+A first launch is the device's time from enqueueing a kernel on an empty queue to its start. A wait
+is the host's time from enqueueing to noticing the end, less the device's time from enqueueing to
+the end; host and device clocks share no zero, so only differences compare.
+"""
 
 from __future__ import annotations
 
@@ -10,95 +15,94 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from codl.errors import DeviceError
 from codl.ir import Op, Shape, parse
-from codl.ir.executable import OpenVinoNet
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.window import Size2
+from codl.ir.executable import FLAG_BYTES, OpenVinoNet
+from codl.ir.ops.window import Pool2d, Size2
+from codl.ir.records.results import Latency
+from codl.ir.records.soc import Soc
+from codl.ir.records.statistic import level
 from codl.ir.types import PLANAR, Direction
 from codl.kernels import registry
+from codl.kernels.source import FLAG_KERNEL, FLAG_SOURCE, flag_options, flag_text
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
-from codl.lower.rules import loading
+from codl.lower.partition import loading
+from codl.machine import threads
+from codl.machine.examination import memory_of
+from codl.machine.placement import LocalSoc
 from codl.measure.dataset import Row, RowT, SharingRow
-from codl.measure.op_runner import Work, default_work, filler
-from codl.measure.tasks import SharingTask
+from codl.measure.op_runner import (
+    CUT_S,
+    MOVES,
+    Work,
+    default_work,
+    filler,
+    openvino_steps,
+    profiled_in_openvino,
+)
+from codl.measure.tasks import SharingTask, SignalTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
-from codl.records.results import Latency
-from codl.records.soc import Soc
-from codl.records.statistic import level
-from codl.runtime import threads
 from codl.runtime.actions import Action
-from codl.runtime.examination import memory_of
-from codl.runtime.host_handles import HostSession
+from codl.runtime.drivers import as_device_error, cl_module, make_kernel
+from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
+from codl.runtime.memory import Flag, shared_zeros
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.session import Session
+from codl.runtime.session import Session, host_session
 
 if TYPE_CHECKING:  # a device may have the GPU's package alone
     from codl.runtime.ncnn_net import NcnnSession
 
-#: An op that computes next to nothing: what a call or a launch takes is left.
+#: An op that computes almost nothing, to time a call or a launch.
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
-#: Waiting for a queue that is idle.
+#: Name of the wait for an idle queue.
 SYNC = "sync"
-#: A step may return a function that gives its seconds better than a clock around it does. That is
-#: called after the following steps, since it may hold them up.
+#: A step of an exchange. It may return a function for its seconds by the device's more precise
+#: clock, called after all steps.
 Step: TypeAlias = Callable[[], object]
 Timer: TypeAlias = tuple[Callable[[int], Seconds], Callable[[Samples], Row]]
-#: A stream moves at least so many bytes, more than caches of phones that SoC files do not list, and
-#: at most this part of the memory.
+#: Least bytes streamed to evict caches, above phones' unlisted caches, and the largest share of
+#: memory.
 LEAST_BYTES, MEMORY_PART = 64 << 20, 1 / 16
-#: At most so many bytes go through the caches to empty them: the rest of a network moves no more
-#: between two runs of an op. What stays in a cache of 300 MB there stays in it here.
+#: Most bytes streamed: about a network's traffic between two runs of an op. Larger caches (300 MB)
+#: keep data here as they do in a network.
 MOST_EVICTED = 128 << 20
-#: Sizes of a stream: libraries divide it among threads by blocks of channels, so there are many.
+#: Channels and columns of a stream; libraries divide it among threads by blocks of channels.
 CHANNELS, COLUMNS = 256, 64
-#: Channels on the other side of the convolution that wants OpenVINO's layout.
+#: Channels on the other side of the convolution that measures OpenVINO's packing.
 FEW = 16
 
 
-def far_bytes(soc: Soc) -> int:
-    """Twice the bytes of the CPU's largest cache, within the limits above."""
-    largest = max((cache.bytes for cache in soc.cpu.caches), default=0)
-    most = int(MEMORY_PART * memory_of().total)
-    return max(LEAST_BYTES, min(2 * largest, most))
-
-
-def stream_op(soc: Soc) -> Op:
-    """An op that moves `far_bytes`, so that it is as fast as the memory."""
-    return _moving(far_bytes(soc))
-
-
 def evicting_op(soc: Soc) -> Op:
-    """The op that empties the caches before every sample of an exchange or a stage."""
-    return _moving(min(far_bytes(soc), MOST_EVICTED))
+    """The op that evicts the caches before every sample of an exchange or a stage.
 
-
-def _moving(moved: int) -> Op:
-    """An op that reads half of some bytes, writes the other half, and computes almost nothing."""
+    It reads and writes twice the CPU's largest cache, with almost no arithmetic.
+    """
+    largest = max((cache.bytes for cache in soc.cpu.caches), default=0)
+    most = min(MOST_EVICTED, int(MEMORY_PART * memory_of().total))
+    moved = max(LEAST_BYTES, min(2 * largest, most))
     row_bytes = 2 * 4 * CHANNELS * COLUMNS
     shape = Shape(1, CHANNELS, moved // row_bytes, COLUMNS)
     return Pool2d(inputs=(shape,), kernel=Size2(1, 1))
 
 
 class CacheEvictor:
-    """The caches of both processors of a device."""
+    """Empties the caches of both processors of a device."""
 
     def __init__(self, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
         self._gpu, self._tuning = gpu, tuning
 
     def evict(self) -> None:
-        """Stream other data through the caches of both processors; then call each once.
+        """Stream other data through both processors' caches, then run a tiny op on each.
 
-        So the data are out of the caches afterwards, and what a call needs is in them.
+        Afterwards the caches hold the code of a call, but not the data to measure.
         """
         for work in (*self._streams, *self._calls):
             work(1)
 
     @cached_property
     def _streams(self) -> tuple[Work, ...]:
-        """Ops that read and write as much as a network does, a part on each core of the CPU."""
         op = evicting_op(self._gpu.soc)
         return tuple(default_work(op, side, self._gpu, self._tuning) for side in ("gpu", "cpu"))
 
@@ -128,13 +132,13 @@ class CacheEvictor:
 
 
 class Exchanges:
-    """Times the exchanges of a device; raises where it cannot."""
+    """Times the exchanges of a device."""
 
     def __init__(self, gpu: OpenClDevice, caches: CacheEvictor) -> None:
         self._gpu, self._soc, self._caches = gpu, gpu.soc, caches
 
     def timer(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """The sampler of a task, and the function that makes a row of its samples."""
+        """The sampler of a task, and the converter of its samples to a row."""
         if task.direction == "load":
             return self._load(task.shape, row_template)
         if task.direction == "store":
@@ -147,7 +151,7 @@ class Exchanges:
         return self._transfer(task, row_template)
 
     def _relayout(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """Times the copying kernels, enqueued back to back as in a chain."""
+        """Time the copying kernels, enqueued back to back as in a chain."""
         usual = registry.storages(self._soc)[0]
         copy = pieces.relayout(task.shape, usual, task.storage, self._soc)
         kernels = Session(copy, self._gpu).kernels(pieces.WORK)
@@ -155,10 +159,7 @@ class Exchanges:
         return sample, _of_one_part("transform_ms", row_template)
 
     def _transfer(self, task: SharingTask, row_template: SharingRow) -> Timer:
-        """Times a transfer of data that the other processor has just written, as in a network.
-
-        Other tensors go through the caches before it.
-        """
+        """Time a transfer of data just written by the other processor, with evicted caches."""
         exchange = pieces.exchange(task.direction, task.shape, task.storage, self._soc)
         session = Session(exchange, self._gpu)
         if task.direction == "to_gpu":
@@ -185,7 +186,7 @@ class Exchanges:
         return sample, fill
 
     def _step(self, part: str, action: Action) -> Step:
-        """One part of an exchange, to its end; kernels by the device's clock."""
+        """A step with the wait for its end; a kernel's step returns its time by the device."""
 
         def by_device() -> Callable[[], float]:
             timeline = Timeline()
@@ -206,9 +207,9 @@ class Exchanges:
         return by_device if part == "transform" else to_its_end
 
     def _load(self, shape: Shape, row_template: SharingRow) -> Timer:
-        """Times packing of a net's input, with the call, which is all where nothing is packed.
+        """Time packing of a net's input, including the call.
 
-        If both processors work on the CPU's arrays, the GPU writes this one just before.
+        With host memory shared by both processors, the GPU writes the input just before.
         """
         if not self._soc.gpu.sees_host_memory:
             return _copying(self._passing_on(shape).packed, (), row_template)
@@ -225,35 +226,34 @@ class Exchanges:
         return _copying(net.packed, (write,), row_template)
 
     def _store(self, shape: Shape, row_template: SharingRow) -> Timer:
-        """Times unpacking of a net's result to its own array."""
+        """Time unpacking of a net's result to its own array."""
         net = self._passing_on(shape)
         net.pack_inputs()
         results = net.compute()
         return _copying(lambda: net.unpack(results), (), row_template)
 
     def _passing(self, shape: Shape) -> tuple[Op, Any]:
-        """A pooling of one element, which passes its input on, and its variant."""
+        """A 1x1 pooling, which is the identity, and its default CPU variant."""
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
         return op, registry.variants(op, "cpu", self._soc)[0]
 
     def _passing_on(self, shape: Shape) -> NcnnSession:
         op, variant = self._passing(shape)
         executable = pieces.net_alone([op], variant, [{}], self._soc)
-        (net,) = HostSession(executable, self._soc, own_memory=True).nets
+        (net,) = host_session(executable, self._soc, own_memory=True).nets
         return cast("NcnnSession", net)
 
 
 class OpenVinoPacking:
-    """Time to bring a tensor to the layout of OpenVINO's nets, or back, by OpenVINO's own profile.
+    """Timer of a tensor's conversion to or from OpenVINO's layout, by OpenVINO's profile.
 
-    Its nets have channels last. Tensors with channels first are copied at their ends, at rates that
-    differ twentyfold between shapes. Measured is a net of one convolution that reads the tensor or
-    writes it; the constructor raises where OpenVINO does not load.
+    OpenVINO's nets have channels last and convert tensors at their ends, at rates that differ
+    twentyfold between shapes. The measured net is one convolution that reads or writes the tensor.
+    The constructor raises if OpenVINO cannot be loaded.
     """
 
     def __init__(self, way: Direction, shape: Shape, soc: LocalSoc) -> None:
-        from codl.kernels.ort_openvino import CPU_OPENVINO  # an option
-        from codl.measure.net_shares import profiled_in_openvino
+        from codl.kernels.cpu import CPU_OPENVINO  # optional
 
         self._is_load = way == loading("openvino")
         channels = (shape.c, FEW) if self._is_load else (FEW, shape.c)
@@ -267,51 +267,40 @@ class OpenVinoPacking:
             self._request = profiled_in_openvino(executable, net, soc)
 
     def sample(self, repeats: int) -> Seconds:
-        """Mean seconds of the copies before the convolution, or behind it."""
+        """Mean seconds of the conversions before (load) or after (store) the convolution."""
         with threads.pinned_to(self._cores):
             return {WHOLE: sum(self._once_s() for _ in range(repeats)) / repeats}
 
     def _once_s(self) -> float:
-        from codl.measure.net_shares import CUT_S, MOVES
-
-        self._request.infer(share_outputs=True)
-        before, behind, has_convolved = CUT_S, CUT_S, False
-        for step in self._request.get_profiling_info():
-            taken_s = step.real_time.total_seconds()
-            if not taken_s:
-                continue
-            if step.node_type not in MOVES:
-                has_convolved = True
-            elif has_convolved:
-                behind += taken_s
-            else:
-                before += taken_s
-        return before if self._is_load else behind
+        steps = openvino_steps(self._request)
+        at = next(at for at, (kind, _) in enumerate(steps) if kind not in MOVES)
+        moves = steps[:at] if self._is_load else steps[at:]
+        return CUT_S + sum(taken_s - CUT_S for kind, taken_s in moves if kind in MOVES)
 
 
 def _seconds(
     repeats: int, steps: Sequence[tuple[str, Step]], before: Sequence[Step] = ()
 ) -> Seconds:
-    """Seconds of steps by name, and of all of them, each time after others."""
+    """Mean seconds of steps by name, and their sum; the steps of `before` run first, untimed."""
     seconds = dict.fromkeys((name for name, _ in steps), 0.0)
     for _ in range(repeats):
         for step in before:
             step()
-        asked: list[tuple[str, Callable[[], float]]] = []
+        by_device: list[tuple[str, Callable[[], float]]] = []
         for name, step in steps:
             start = perf_counter()
-            told = step()
-            if callable(told):
-                asked.append((name, told))
+            result = step()
+            if callable(result):
+                by_device.append((name, result))
             else:
                 seconds[name] += (perf_counter() - start) / repeats
-        for name, told in asked:
-            seconds[name] += told() / repeats
+        for name, seconds_of in by_device:
+            seconds[name] += seconds_of() / repeats
     return {WHOLE: sum(seconds.values()), **seconds}
 
 
 def _copying(step: Step, before: Sequence[Step], row_template: SharingRow) -> Timer:
-    """One step that only copies, after others that are not timed."""
+    """The timer of a copying step; the steps of `before` run first, untimed."""
     return lambda n: _seconds(n, [("copy", step)], before), _of_one_part("copy_ms", row_template)
 
 
@@ -325,6 +314,112 @@ def _of_one_part(column: str, row_template: SharingRow) -> Callable[[Samples], R
 
 
 def filled(row: RowT, samples_s: Sequence[float]) -> RowT:
-    """The row with its latency."""
+    """A copy of the row with latency, percentiles (ms) and run count of the samples (s)."""
     taken = Latency.of(samples_s)
     return replace(row, latency_ms=taken.level, p20_ms=taken.p20, p80_ms=taken.p80, runs=taken.runs)
+
+
+# Signals.
+
+SPIN = """
+kernel void spin(int turns, global float *out) {
+    float x = out[0];
+    for (int i = 0; i < turns; i++) x = 0.5f * x + 1.0f;
+    out[0] = x;
+}
+"""
+#: Loop turns of the calibration kernel: first and most, and its least duration (ms).
+TURNS, MOST_TURNS, ENOUGH_MS = 1 << 10, 1 << 28, 0.5
+
+
+class SignalTimer:
+    """Timer of a device's signals; raises `DeviceError` for an implausible device clock."""
+
+    def __init__(self, gpu: OpenClDevice) -> None:
+        self._gpu = gpu
+        flags = cl_module().mem_flags.READ_WRITE
+        self._out = cl_module().Buffer(gpu.context, flags, 4)
+
+    def sample(self, task: SignalTask) -> Callable[[int], Seconds]:
+        """The sampler of a task; each repeat begins on an empty queue."""
+        once = self._once(task)
+
+        def sample(repeats: int) -> Seconds:
+            with self._gpu.profiling():
+                return {WHOLE: sum(once() for _ in range(repeats)) / repeats}
+
+        return sample
+
+    def _once(self, task: SignalTask) -> Callable[[], float]:
+        if task.kind == "first_launch":
+            kernel = self._spin(0)
+            return lambda: self._first_launch(kernel, task.gap_ms)
+        kernel = self._spin(min(MOST_TURNS, max(1, round(task.gap_ms * self._turns_per_ms))))
+        if task.kind == "event_wait":
+            return lambda: self._wait(kernel)
+        flag = make_flag(self._gpu)
+        return lambda: self._wait(kernel, flag)
+
+    def _first_launch(self, kernel: BoundKernel, idle_ms: float) -> float:
+        """Seconds from enqueueing to start after `idle_ms` of CPU work, as in a network."""
+        self._gpu.queue.finish()
+        end = perf_counter() + 1e-3 * idle_ms
+        while perf_counter() < end:
+            pass
+        event = kernel.enqueue(self._gpu.queue)
+        self._gpu.finish()
+        return 1e-9 * float(event.profile.start - event.profile.queued)
+
+    def _wait(self, kernel: BoundKernel, flag: Flag | None = None) -> float:
+        begin = perf_counter()
+        event = kernel.enqueue(self._gpu.queue)
+        if flag is not None:
+            flag.enqueue()
+        self._gpu.queue.flush()
+        if flag is not None:
+            flag.wait()
+        else:
+            self._gpu.wait(event)
+        passed = perf_counter() - begin
+        self._gpu.finish()
+        return passed - 1e-9 * float(event.profile.end - event.profile.queued)
+
+    def _spin(self, turns: int) -> BoundKernel:
+        program = self._gpu.programs.build_text("spin", SPIN)
+        kernel = make_kernel(program, "spin")
+        return BoundKernel("spin", kernel, (1,), None, [np.int32(turns), self._out])
+
+    @cached_property
+    def _turns_per_ms(self) -> float:
+        """Loop turns per millisecond by the device's clock, the most of three trials."""
+        turns = TURNS
+        while (took_ms := self._took_ms(turns)) < ENOUGH_MS:
+            if turns >= MOST_TURNS:
+                name = self._gpu.soc.gpu.name
+                raise DeviceError(
+                    f"By the clock of {name}, {turns} dependent steps take {took_ms:.6f} ms: it "
+                    "does not tell when kernels run."
+                )
+            turns *= 4
+        return turns / took_ms
+
+    def _took_ms(self, turns: int) -> float:
+        kernel = self._spin(turns)
+
+        def once() -> float:
+            event = kernel.enqueue(self._gpu.queue)
+            self._gpu.finish()
+            return 1e-6 * float(event.profile.end - event.profile.start)
+
+        with self._gpu.profiling():
+            return min(once() for _ in range(3))
+
+
+def make_flag(gpu: OpenClDevice) -> Flag:
+    """A flag without an executable; raises `DeviceError` for a device without flag memory."""
+    options = flag_options(gpu.soc.gpu.opencl_version)
+    program = gpu.programs.build_text(FLAG_SOURCE, flag_text(), options)
+    words, seen = shared_zeros(gpu, FLAG_BYTES // 4, atomic=True)
+    with as_device_error("Binding the kernel of a flag"):
+        kernel = BoundKernel(FLAG_KERNEL, make_kernel(program, FLAG_KERNEL), (1,), (1,), [seen])
+    return Flag(gpu, words, kernel)

@@ -1,19 +1,19 @@
-"""Ops beside those of the models: ones like them, and those that attention is made of.
+"""Additional ops to measure: ops similar to those of the models, and ops of random blocks.
 
-A few models have few fully connected layers, few poolings and few windows of each size, and their
-maps and channels come in powers of two. Held out by shape, the next size must be extrapolated. What
-is added is what the same networks would have for another size of image, with other widths, or as a
-part of such an op: sizes that no network has teach nothing that is asked for.
+A few models have few fully connected layers, poolings and kernel sizes, mostly with sizes in powers
+of two, so other sizes would be extrapolated. `similar_ops` are ops of the same networks at
+other image sizes or widths, or parts of these; sizes without a network would teach nothing useful.
 
-And models that are measured by default have no attention. A network with some is planned all the
-same, and what nobody has measured of it could only be estimated (`codl.plan.coverage`). A few dozen
-rows of each kernel variant take some tens of seconds, and such networks are planned by them.
+The default models have no attention. Without rows, latencies of networks with attention are only
+estimates (`codl.plan.coverage`). A few dozen rows of each kernel variant, from `attention_ops`,
+take some tens of seconds. `conv_ops` vary what designers of convolutional networks vary: depthwise
+windows, group widths, activations, stem widths, squeeze and excitation, concatenations.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import TypeAlias
@@ -27,19 +27,19 @@ from codl.ir.ops.base import STEP, SyntheticGroup
 from codl.ir.region import Region
 
 SEED, ATTENTION_SEED = 20220627, 17
-#: An op is the one of 12 candidates that is farthest in size from all others: they fill the range.
+#: Random candidates for each new op; the one farthest in size from all other ops is taken.
 CANDIDATES = 12
-#: This share of candidates are parts of a split, of one of these shares of the output.
+#: Share of candidates that are parts of a split, and the parts' shares of the output.
 PARTS, SHARES = 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 _Class: TypeAlias = tuple[SyntheticGroup, int]
 
 
 def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
-    """About `count` new ops around those given, the same ones every time.
+    """About `count` new ops similar to `ops`, deterministic.
 
-    Their sizes are spread evenly over the range of sizes, on a logarithmic scale. None is larger
-    than the largest of its class, so that they cost no more than the models' own.
+    Log sizes are spread evenly over the range of `ops`. No new op is larger than the largest of
+    its class, to limit measuring time.
     """
     dice, classes = random.Random(SEED), _classes(ops)
     weights = {group.name: group.weight for group, _ in classes}
@@ -51,7 +51,7 @@ def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
 
 
 def _spread(members: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
-    """New ops of a class, each as far from all others as the best of some candidates."""
+    """Up to `wanted` new ops of a class, each the candidate farthest in size from the others."""
     largest = (max(op.flops for op in members), max(op.bytes for op in members))
     made: list[Op] = []
     taken = [_sizes_of(op) for op in members]
@@ -71,13 +71,13 @@ def _spread(members: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]
 
 
 def _sizes_of(op: Op) -> NDArray[np.float64]:
-    """Logarithms of the sizes over whose range ops are spread."""
+    """Logarithms (base 2) of an op's sizes, the space in which new ops are spread."""
     sizes: NDArray[np.float64] = np.log2(op.synthetic_sizes)
     return sizes
 
 
 def _classes(ops: Sequence[Op]) -> dict[_Class, list[Op]]:
-    """Ops that can be interpolated between: of one group and algorithm, with as many inputs."""
+    """Ops by class: synthetic group and number of inputs; sizes interpolate within a class."""
     classes: dict[_Class, list[Op]] = {}
     for op in ops:
         group = op.synthetic_group
@@ -87,17 +87,14 @@ def _classes(ops: Sequence[Op]) -> dict[_Class, list[Op]]:
 
 
 def _share(which: _Class, classes: Mapping[_Class, Sequence[Op]]) -> float:
-    """A class's share of the ops of its group: as many as it has, but not next to none."""
+    """A class's share of new ops in its group, by its number of ops, with a lower bound."""
     counts = {key: len(members) for key, members in classes.items() if key[0].name == which[0].name}
     least = sum(counts.values()) / (2 * len(counts))
     return max(counts[which], least) / sum(max(count, least) for count in counts.values())
 
 
 def _another(a: Op, b: Op, dice: random.Random) -> Op | None:
-    """The op of another network in the place of `a`, or a part of it; None where it has none.
-
-    `b` is another of its class, for what has neither maps nor widths.
-    """
+    """A variation of `a` or a part of one, None if invalid; `b` is another op of its class."""
     try:
         op = a.synthesize(b, dice)
         op = _part(op, dice) if dice.random() < PARTS else op
@@ -107,36 +104,36 @@ def _another(a: Op, b: Op, dice: random.Random) -> Op | None:
 
 
 def _part(op: Op, dice: random.Random) -> Op:
-    """One side's part of a split, an ordinary op with padding at its outer edges only."""
+    """A random processor's part of a random split, padded at its outer edges only."""
     if not op.dims:
         return op
     sides = split(op, dice.choice(op.dims), dice.choice(SHARES), align=STEP)
     return op.restrict(dice.choice([side for side in sides if not side.is_empty]))
 
 
-#: Maps of tokens, channels for each head, and heads.
+#: Edges of token maps, least and most channels of a head, and numbers of heads.
 SIDES = (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
-#: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads; in
-#: attention as one op, which keeps no scores, in no more than the last.
+#: Largest tensor of a block in elements, and most query-key pairs over all heads: with stored
+#: scores, and in fused attention ops.
 MOST_ELEMENTS, MOST_PAIRS, ATTENTION_PAIRS = 1 << 20, 1 << 19, 1 << 22
-#: Elements of matrices that one row is multiplied by, by turns: the large ones stream from memory.
-#: The matrix of the first block has the first depth, that of each further one the second more.
+#: Elements of matrices multiplied by one row, in rotation; large ones stream from memory.
+#: Their depth is the first number for the first block, and grows by the second for each further.
 STREAMED = (1 << 19, 1 << 21, 1 << 23)
 LEAST_DEPTH, MORE_DEPTH = 256, 64
-#: The sizes of models, by turns: pairs in which tokens of all heads meet (1,500 tokens of 6 heads
-#: make 13 million), features of a head, and multiplications of a product.
+#: Sizes of large models, in rotation: query-key pairs over all heads (1,500 tokens of 6 heads make
+#: 13 million), channels of a head, and multiplications of a product.
 LARGE_PAIRS = (1 << 24, 1 << 22, 1 << 20, 1 << 23, 1 << 21)
 LARGE_HEADS = (64, 32, 80, 64, 128, 96, 48)
 LARGE_PRODUCTS = (1 << 29, 1 << 28, 1 << 27, 1 << 26)
 MODES = ("mean", "sum", "l2")
-#: Functions behind its products and copies; most have none.
+#: Activations of products and copies; empty for none.
 FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
 
 
 @dataclass(frozen=True)
 class Block:
-    """`side` x `side` tokens of `heads` heads, each of `head` channels, widened `wider` times."""
+    """An attention block: `side` x `side` tokens, `heads` of `head` channels, expansion `wider`."""
 
     side: int
     heads: int
@@ -158,7 +155,7 @@ class Block:
 
 
 def attention_ops(blocks: int) -> list[Op]:
-    """The distinct ops of `blocks` blocks; those of fewer blocks come first."""
+    """The distinct ops of `blocks` random attention blocks; fewer blocks give a prefix."""
     dice = random.Random(ATTENTION_SEED)
     ops: dict[Op, None] = {}
     for number in range(blocks):
@@ -213,7 +210,7 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
 
 
 def _attention(block: Block, number: int) -> Iterator[Op]:
-    """Each form of attention among the block's tokens, and with more of them."""
+    """Forms of attention with the block's tokens, and with more queries or keys."""
     n, h, d = block.tokens, block.heads, block.head
     keys = min(4 * n, ATTENTION_PAIRS // (h * n))
     tokens = min(2 * n, isqrt(ATTENTION_PAIRS // h))
@@ -225,7 +222,7 @@ def _attention(block: Block, number: int) -> Iterator[Op]:
 
 
 def _of_one_token(block: Block, number: int) -> Iterator[Op]:
-    """A row of a table, and products of one row, which read their matrix once."""
+    """Ops on one token: an embedding lookup, and vector-matrix products."""
     n, c = block.tokens, block.channels
     yield parse(f"gather in={n}x{c},1x1 axis=0")
     yield parse(f"matmul in=1x{c} matrix={c}x{c * block.wider}")
@@ -235,7 +232,7 @@ def _of_one_token(block: Block, number: int) -> Iterator[Op]:
 
 
 def _of_a_model(block: Block, number: int) -> Iterator[Op]:
-    """What takes longest, as large as models have it: one of each, since it takes long."""
+    """One attention op and one product of the sizes in large models; slow, so one of each."""
     h, d = block.heads, LARGE_HEADS[number % len(LARGE_HEADS)]
     n = isqrt(LARGE_PAIRS[number % len(LARGE_PAIRS)] // h)
     form = ("", " causal=1", f",1x1x{n}x{n}")[number % 3]
@@ -262,10 +259,108 @@ def _transpose(block: Block, dice: random.Random) -> Op:
 
 
 def _rare(block: Block, dice: random.Random) -> Op:
-    """What a block has at most one of."""
+    """A random op of a kind that a block has at most once: concatenation or slice."""
     s, n, c = block.side, block.tokens, block.channels
     ways = (
         f"concat in=1x{c}x{s}x{s},1x{c}x{s}x{s}",
         f"slice in=1x{n}x{c} starts=0x0x0 steps=1x1x1 to=1x{n}x{max(1, c // 2)}",
     )
     return parse(dice.choice(ways))
+
+
+# Convolutional blocks.
+
+CONV_SEED = 29
+#: Edges of maps and of images; most FLOPs of an op.
+MAPS, IMAGES = (7, 8, 10, 14, 16, 20, 28, 32, 40, 56, 64, 112), (160, 192, 224, 256, 320)
+MOST_FLOPS = 1 << 30
+#: Least and most channels of a block.
+CHANNELS = (16, 1024)
+#: Edges of depthwise windows, channels of a group, and expansion factors of a block.
+WINDOWS, GROUPS, WIDER = (3, 5, 7), (4, 8, 16, 24, 32, 64), (2, 3, 4, 6)
+#: Output channels of first layers; channels and edges of the maps behind them.
+STEMS, FEW, LARGE = (16, 24, 32, 48, 64), (8, 12, 16, 24, 32), (56, 80, 112, 160, 224)
+CONV_FUNCTIONS = ("", "relu", "relu", "silu", "hard_swish", "clip:0:6", "leaky_relu:0.1")
+GATES = ("sigmoid", "hard_sigmoid:0.1666667:0.5")
+
+
+@dataclass(frozen=True)
+class ConvBlock:
+    """A block of `channels` maps of `side` x `side` pixels, its expansion and its index."""
+
+    side: int
+    channels: int
+    wider: int
+    number: int
+
+
+def conv_ops(blocks: int) -> list[Op]:
+    """The distinct ops of `blocks` random blocks up to `MOST_FLOPS`; fewer blocks give a prefix."""
+    dice = random.Random(CONV_SEED)
+    ops: dict[Op, None] = {}
+    for number in range(blocks):
+        ops.update(dict.fromkeys(map(parse, _conv_texts(_conv_block(number, dice), dice))))
+    return [op for op in ops if op.flops <= MOST_FLOPS]
+
+
+def _conv_block(number: int, dice: random.Random) -> ConvBlock:
+    side, wider = dice.choice(MAPS), dice.choice(WIDER)
+    least, most = CHANNELS[0], min(CHANNELS[1], MOST_ELEMENTS // (side**2 * wider))
+    channels = least * max(1.0, most / least) ** dice.random()
+    return ConvBlock(side, max(STEP, round(channels / STEP) * STEP), wider, number)
+
+
+def _conv_texts(block: ConvBlock, dice: random.Random) -> Iterator[str]:
+    def act() -> str:
+        name = dice.choice(CONV_FUNCTIONS)
+        return f" act={name}" if name else ""
+
+    s, c, number = block.side, block.channels, block.number
+    maps, wide = f"1x{c}x{s}x{s}", c * block.wider
+    for stride in (1, 2):
+        k = WINDOWS[(number + stride) % len(WINDOWS)]
+        window = f"kernel={k}x{k} stride={stride}x{stride} pad={k // 2}"
+        yield f"conv2d in=1x{wide}x{s}x{s} oc={wide} {window} groups={wide}{act()}"
+    yield f"conv2d in={maps} oc={wide} kernel=1x1{act()}"
+    yield f"conv2d in=1x{wide}x{s}x{s} oc={c} kernel=1x1"
+    yield from _grouped(block, act(), dice)
+    yield from _narrow(number, dice, act)
+    # Squeeze and excitation.
+    yield f"pooling in={maps} mode=avg kernel={s}x{s}"
+    yield f"conv2d in=1x{c}x1x1 oc={max(STEP, c // 4)} kernel=1x1 act=relu"
+    yield f"conv2d in=1x{max(STEP, c // 4)}x1x1 oc={c} kernel=1x1 act={dice.choice(GATES)}"
+    yield f"eltwise in={maps},1x{c}x1x1 mode=mul"
+    # Branches that meet.
+    others = [max(STEP, round(c * dice.choice((0.25, 0.5, 1, 1.5)) / STEP) * STEP) for _ in "abc"]
+    widths = (c, *others[: 1 + 2 * (number % 2)])
+    yield f"concat in={','.join(f'1x{width}x{s}x{s}' for width in widths)}"
+    yield f"eltwise in={maps},{maps}{act()}"
+    mode = ("max", "avg")[number % 2]
+    yield f"pooling in={maps} mode={mode} kernel=3x3 pad=1"
+    yield f"pooling in={maps} mode={mode} kernel=2x2 stride=2x2"
+    long, wing = (("1x7", "0,3,0,3"), ("7x1", "3,0,3,0"), ("1x3", "0,1,0,1"))[number % 3]
+    yield f"conv2d in={maps} oc={c} kernel={long} pad={wing}{act()}"
+    yield f"conv2d in={maps} oc={c} kernel=3x3 pad=2 dilation=2x2{act()}"
+
+
+def _grouped(block: ConvBlock, act: str, dice: random.Random) -> Iterator[str]:
+    """Grouped convolutions at strides 1 and 2, about as wide as the block or twice."""
+    for stride in (1, 2):
+        width = GROUPS[(block.number + 3 * (stride - 1)) % len(GROUPS)]
+        groups = max(2, round(block.channels * dice.choice((1, 2)) / width))
+        channels = groups * width
+        window = f"kernel=3x3 stride={stride}x{stride} pad=1 groups={groups}"
+        yield f"conv2d in=1x{channels}x{block.side}x{block.side} oc={channels} {window}{act}"
+
+
+def _narrow(number: int, dice: random.Random, act: Callable[[], str]) -> Iterator[str]:
+    """First layers and their successors: many pixels, few channels."""
+    image, stem = IMAGES[number % len(IMAGES)], dice.choice(STEMS)
+    k, stride = ((3, 2), (7, 2), (3, 1), (4, 4), (5, 2), (16, 16))[number % 6]
+    pad = f" pad={k // 2}" if k % 2 else ""
+    window = f"kernel={k}x{k} stride={stride}x{stride}{pad}"
+    yield f"conv2d in=1x3x{image}x{image} oc={stem} {window}{act()}"
+    few, large = FEW[number % len(FEW)], dice.choice(LARGE)
+    for stride, times in ((1, 1), (2, 2)):
+        window = f"kernel=3x3 stride={stride}x{stride} pad=1"
+        yield f"conv2d in=1x{few}x{large}x{large} oc={few * times} {window}{act()}"

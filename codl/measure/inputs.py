@@ -1,4 +1,4 @@
-"""Inputs for measuring and comparing: made from a seed, or read from files."""
+"""Inputs of networks for measurement and comparison, from a seed or from files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from codl.measure import SEED as SEED
 
 
 def random_inputs(network: Network, seed: int = SEED) -> dict[str, NDArray[Any]]:
-    """Uniform in 0 ... 1, as images are, from a seed; integers are 0 or 1."""
+    """Random inputs by name, uniform in 0 ... 1 like images; integers are 0 or 1."""
     random = np.random.default_rng(seed)
     inputs = {n: random.random(tuple(s), np.float32) for n, s in network.inputs.items()}
     return {name: _typed(value, network.types.get(name)) for name, value in inputs.items()}
 
 
 def _typed(value: Array, kind: str | None) -> NDArray[Any]:
-    """Floats as another type; what is no float is rounded."""
+    """Floats cast to the type `kind` (None keeps them), rounded for non-float types."""
     if kind is None:
         return value
     dtype = np.dtype(kind)
@@ -33,7 +33,10 @@ def _typed(value: Array, kind: str | None) -> NDArray[Any]:
 
 
 def read_npz(path: Path, network: Network) -> dict[str, NDArray[Any]]:
-    """The inputs of a network from an `.npz` file; raises `InvalidFileError` for anything else."""
+    """The inputs of a network from an `.npz` file, by name.
+
+    Raises `InvalidFileError` for another format, or wrong names or shapes.
+    """
     wanted = network.inputs
     with _explained(path, "an .npz file of arrays by input name"):
         archive = np.load(path)
@@ -48,7 +51,10 @@ def read_npz(path: Path, network: Network) -> dict[str, NDArray[Any]]:
 
 
 def read_file(path: Path, name: str, network: Network) -> NDArray[Any]:
-    """One input of a network: an `.npy` file, or plain float32 in nchw order."""
+    """One input of a network, from an `.npy` file or raw float32 in nchw order.
+
+    Raises `UnknownNameError` for an unknown input, `InvalidFileError` for an invalid file.
+    """
     if name not in network.inputs:
         raise UnknownNameError(f"input of {network.name}", name, network.inputs)
     shape = network.inputs[name]
@@ -64,7 +70,7 @@ def read_file(path: Path, name: str, network: Network) -> NDArray[Any]:
 
 @contextmanager
 def _explained(path: Path, expected: str) -> Iterator[None]:
-    """What NumPy and zip archives raise for files that are damaged, or of another format."""
+    """Convert any error in reading a file to `InvalidFileError`."""
     try:
         yield
     except InvalidFileError:
@@ -76,7 +82,7 @@ def _explained(path: Path, expected: str) -> Iterator[None]:
 
 
 def _checked(array: Any, name: str, wanted: Shape) -> NDArray[Any]:
-    """Raises `ValueError` for what is no array of numbers, or of another shape."""
+    """The array; raises `ValueError` unless it holds numbers in the wanted shape."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         raise ValueError(f"{name!r} holds {getattr(array, 'dtype', 'no array')}, no numbers")
     if 0 in array.shape or as_nchw(array.shape) != wanted:

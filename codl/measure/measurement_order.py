@@ -1,29 +1,25 @@
-"""The order of measurement: ops of models, in a budget as far as they fit, then similar ones.
+"""The tasks of a collection and their order: ops of models first, then similar ops.
 
-Ops in their context come too: launches, batches, and stages of small networks. That is slow, so
-only a sample is measured.
+Slow context tasks are interspersed: launches, signals, and stages of small networks.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from random import Random
-from typing import Any, NamedTuple, get_args
-
-import numpy as np
+from typing import NamedTuple, get_args
 
 from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
-from codl.measure.conv_blocks import conv_ops
-from codl.measure.extra_ops import attention_ops, similar_ops
+from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
 from codl.measure.tasks import (
     SEED,
-    BatchTask,
     ContextTask,
     DispatchTask,
     OpTask,
@@ -36,41 +32,33 @@ from codl.measure.tasks import (
     op_tasks,
     part_of,
 )
-from codl.records.soc import Soc
 
-#: Kernels, or layers of one net, that are dispatched together.
+#: Numbers of kernels launched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
-#: How long a queue is empty before a launch, and the CPU waits for a kernel: as in networks.
+#: Typical milliseconds in networks of an empty queue before a launch, or of a wait for a kernel.
 GAPS_MS = (0.1, 0.3, 1.0, 3.0)
-#: Stages that are measured, and how many ops one has at most.
+#: Most stages, and most ops of one.
 STAGES, LONGEST = 120, 5
-#: Stages for each op.
+#: Most stages for each op.
 EACH = 2
-#: The GPU's shares of them; one processor alone shows what the other one at work costs.
+#: The GPU's shares of stages, in rotation; with 0 and 1, one processor works alone.
 STAGE_RATIOS = (0.35, 0.45, 0.5, 0.55, 0.65, 0.5, 0.0, 1.0)
-#: Draws for a stage that comes to be.
+#: Random draws for each wanted stage.
 DRAWS = 8
-#: Ops that are measured in batches, and the most bytes that one may read and write.
-BATCH_OPS = 32
-MOST_BATCH_BYTES = 1 << 30
-#: Ops that read more than this would take the time, and the memory, of many others.
+#: Most bytes of an op of a stage.
 MOST_BYTES = 512 << 20
 
 
-def context_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()) -> list[ContextTask]:
-    """Launches, waits and stages of `ops`; and batches of `batches` images, where there are any."""
-    ops = list(ops)
-    tasks: list[ContextTask] = [*batch_tasks(ops, soc, batches)]
-    tasks += [DispatchTask(count) for count in COUNTS]
-    tasks += signal_tasks(soc)
-    tasks += stage_tasks(ops, soc)
-    return tasks
+def context_tasks(ops: Iterable[Op], soc: Soc) -> list[ContextTask]:
+    """Launches, waits and stages of `ops`."""
+    launches = [DispatchTask(count) for count in COUNTS]
+    return [*launches, *signal_tasks(soc), *stage_tasks(ops, soc)]
 
 
 def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
-    """Random walks over ops, each to one that reads what the op before makes; the same every time.
+    """Stages from deterministic random walks over ops, each step to a reader of the last output.
 
-    So they are stages as those of the ops' networks. Ops that read several tensors begin a walk.
+    Ops with several inputs occur only at the start of a walk.
     """
     fitting = {
         op
@@ -98,7 +86,7 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
 def _walk(
     dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], ratio: float, soc: Soc
 ) -> StageTask | None:
-    """One walk; None where it comes to nothing that both processors can do."""
+    """A random stage with the GPU share `ratio`; None if a processor cannot run it."""
     before = dice.choice(starts)
     first = dice.choice(readers[before.output])
     dims = cuts_of(first)
@@ -121,83 +109,39 @@ def _walk(
 def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
     """Whether a processor has a variant for its part of an op."""
     if not 0 < ratio < 1 or dim not in op.dims:
-        return bool(_default(op, side, soc))
+        return bool(registry.variants(op, side, soc))
     part = part_of(op, side, dim, ratio if side == "gpu" else round(1 - ratio, 6), soc)
-    return part is not None and bool(_default(part, side, soc))
+    return part is not None and bool(registry.variants(part, side, soc))
 
 
 def signal_tasks(soc: Soc) -> list[SignalTask]:
-    """What it takes the processors to know of each other's work; by flags where there can be."""
+    """First launches, waits for events and, if the SoC supports flags, waits for flags."""
     kinds = [kind for kind in get_args(Signalling) if kind != "flag_wait" or soc.gpu.has_flags]
     return [SignalTask(kind, gap_ms) for kind in kinds for gap_ms in GAPS_MS]
 
 
-def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[BatchTask]:
-    """A sample of `ops`, with every size of `batches` at once on either processor.
-
-    Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
-    """
-    batched = [op for op in dict.fromkeys(ops) if in_batch(op, 2)]
-    batched.sort(key=lambda op: (op.flops / op.bytes, to_text(op)))
-    tasks = []
-    for side in PROCESSORS:
-        able = [op for op in batched if _default(op, side, soc)]
-        for op in _evenly(able, BATCH_OPS):
-            for images in batches:
-                batch = in_batch(op, images)
-                if batch is None or batch.bytes > MOST_BATCH_BYTES:
-                    continue
-                variant = next(iter(registry.variants(batch, side, soc)), None)
-                if variant is not None and variant.takes_batch:
-                    tasks.append(BatchTask(side, op, images, variant.name))
-    return tasks
-
-
-def in_batch(op: Op, images: int) -> Op | None:
-    """The op with `images` images, from one with one; None where its inputs are no images."""
-    if not op.is_batched or any(shape.n != 1 for shape in op.inputs):
-        return None
-    return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
-
-
-def _evenly(items: Sequence[Any], count: int) -> list[Any]:
-    if len(items) <= count:
-        return list(items)
-    return [items[i] for i in np.linspace(0, len(items) - 1, count).astype(int)]
-
-
-def _default(op: Op, processor: Processor, soc: Soc) -> str:
-    """The name of the default variant; empty where the processor has none."""
-    return next((v.name for v in registry.variants(op, processor, soc)), "")
-
-
-#: Seconds that a task takes in the mean, building and looking at the rows included: 5,500 of them
-#: took 507 s on two cores of a server.
+#: Mean seconds of a task with building and choosing: 5,500 took 507 s on two cores of a server.
 TASK_S = 0.09
-#: Of what fits in the budget, the models' own ops take so much at most; the rest goes to similar
-#: ones, from whose shapes the accuracy on shapes never seen comes.
+#: Largest share of a budget for the models' own ops; the rest is for similar ops, which make
+#: predictors accurate on unseen shapes.
 OWN = 0.75
-#: At most this many exchanges of the models' tensors come with their ops, and in a budget at most
-#: this part of what fits there: data sharing has few features, and parts of ops have many.
+#: Most exchanges of the models' tensors, and their largest share of a budget; exchanges have fewer
+#: features than parts of ops.
 EXCHANGES, EXCHANGES_PART = 1000, 0.2
-#: At least this many come before any part: without them nothing can be planned.
+#: Exchanges measured before any part, because plans need them.
 FIRST_EXCHANGES = 96
-#: Similar ops, at most and at least, and how many tasks one makes in the mean.
+#: Most and least similar ops, and the mean number of tasks of one.
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 5.5
-#: What surrounds ops is slow to measure, and comes after every 8 other tasks.
+#: Interval of slow context tasks among the others.
 EVERY = 8
-#: Blocks of networks that no model here is of, whose whole ops come right after the models' own: at
-#: most, and as many as take this part of a budget where one makes so many tasks.
+#: Most random blocks of each kind; by kind, their share of a budget and the tasks of a block.
 BLOCKS = 16
 ATTENTION, TASKS_A_BLOCK = 0.15, 120
 CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 
 
 class Tier(IntEnum):
-    """What comes before what: whole ops of the models and some exchanges, then parts, then others.
-
-    The first two are measured even where accuracy has settled: plans need them.
-    """
+    """Priority: whole ops and some exchanges, then parts (both needed by plans), then others."""
 
     WHOLE = 0
     OWN = 1
@@ -206,39 +150,37 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True)
 class TaskFilter:
-    """The ops that a dataset covers, and which tasks are made of them.
+    """The ops of a dataset and the extent of their tasks.
 
-    Parts of ops have these `shares` of an output, 0 ... 1. With `similar` that is how many more
-    ops, as the models would have them for other images or widths; None is as many as there is time
-    for. Some ops are measured for each of `batches` images at once too; with `others`, whole ops of
-    networks that no model here is of.
+    `shares` (0 ... 1) are the shares of parts. `similar` is the number of similar ops, from other
+    image sizes or widths; None means as many as fit in the time. `others` adds whole ops of
+    attention and convolution blocks.
     """
 
     ops: Sequence[Op]
     shares: Sequence[float]
     similar: int | None = None
-    batches: Sequence[int] = ()
     others: bool = False
 
 
 class OpSelection(NamedTuple):
-    """Tasks in an order of which, within a tier, any first part is representative."""
+    """Tasks in order, with their tiers; every prefix of a tier is representative."""
 
     tasks: Sequence[Task]
     tiers: Mapping[Task, Tier]
 
 
 def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
-    """All tasks, in an order of which any first part is representative."""
+    """All tasks of a scope, in an order of representative prefixes."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.others:
         tasks += other_tasks(attention_ops(BLOCKS) + conv_ops(BLOCKS), soc, exclude=tasks)
-    return mixed(context_tasks(scope.ops, soc, scope.batches), tasks)
+    return mixed(context_tasks(scope.ops, soc), tasks)
 
 
 def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
     """The tasks for a budget of `budget_s` seconds."""
-    in_context = context_tasks(scope.ops, soc, scope.batches)
+    in_context = context_tasks(scope.ops, soc)
     of_models = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
     others = _similar_ops(scope, fits, len(of_models) + len(in_context))
@@ -257,10 +199,7 @@ def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
 
 
 def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
-    """The tasks by tier, and in the first one exchanges in front: no plan can do without them.
-
-    So the shortest collection has some of each, on a machine with any number of libraries.
-    """
+    """The tasks in order of tier; exchanges lead the first tier, for short collections."""
     first = Tier.WHOLE
     return sorted(
         tasks,
@@ -269,10 +208,7 @@ def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
 
 
 def _similar_ops(scope: TaskFilter, fits: float, of_models: int) -> list[Op]:
-    """Similar ops: as many as are wanted, or as fit beside `of_models` tasks of the models.
-
-    A longer budget has all that a shorter one has, and more.
-    """
+    """The requested number of similar ops, or a number that fits beside `of_models` tasks."""
     if scope.similar is not None:
         return similar_ops(scope.ops, scope.similar)
     similar = similar_ops(scope.ops, MOST_SIMILAR)
@@ -282,7 +218,7 @@ def _similar_ops(scope: TaskFilter, fits: float, of_models: int) -> list[Op]:
 
 
 def other_tasks(ops: Sequence[Op], soc: Soc, *, exclude: Sequence[Task] = ()) -> list[OpTask]:
-    """Whole ops, in every variant of both processors, without the tasks of `exclude`."""
+    """Tasks of whole ops in every variant of both processors, without those of `exclude`."""
     tasks = (
         task
         for op in ops
@@ -294,7 +230,7 @@ def other_tasks(ops: Sequence[Op], soc: Soc, *, exclude: Sequence[Task] = ()) ->
 
 
 def _first(tasks: Sequence[Task], fits: float) -> dict[Task, Tier]:
-    """The models' own tasks in the first two tiers: all whole ops, and of the rest what fits."""
+    """The models' tasks of the first two tiers: whole ops, exchanges, and parts that fit."""
     wholes = [task for task in tasks if isinstance(task, OpTask) and task.share == 1]
     most = int(max(FIRST_EXCHANGES, min(EXCHANGES, EXCHANGES_PART * fits)))
     exchanges = [task for task in tasks if isinstance(task, SharingTask)][:most]
@@ -306,7 +242,7 @@ def _first(tasks: Sequence[Task], fits: float) -> dict[Task, Tier]:
 
 
 def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
-    """One of the slow ones, in random order, after every few others: a short budget needs both."""
+    """Intersperse slow tasks, in random order, among the others: a short budget needs both."""
     left = list(slow)
     random.Random(SEED).shuffle(left)
     order: list[Task] = []

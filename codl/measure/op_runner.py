@@ -1,33 +1,35 @@
-"""Runs one op in one kernel variant alone on its processor, again and again; compares variants."""
+"""Runs of single ops in a kernel variant on its processor, and comparison of variants."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from codl.boundary import is_defect
+from codl.errors import is_defect
 from codl.ir import Array, Op, Weights
-from codl.ir.executable import NcnnNet
+from codl.ir.constants import Arrays
+from codl.ir.executable import Executable, NcnnNet, OnnxNet, OpenVinoNet
+from codl.ir.records.results import Latency
+from codl.ir.records.statistic import level
+from codl.ir.records.tuned import BenchRow, Refused
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
+from codl.machine.placement import LocalSoc
 from codl.measure.timing import Protocol, measure_together
-from codl.records.results import Latency
-from codl.records.statistic import level
-from codl.records.tuned import BenchRow, Refused
-from codl.runtime.host_handles import HostSession
 from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.session import Session
+from codl.runtime.session import Session, host_session
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -36,20 +38,27 @@ if TYPE_CHECKING:
 
 SEED = 3
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
-#: Does the same thing n times over, and returns when it is done.
+#: A function that performs n runs and returns at their end.
 Work: TypeAlias = Callable[[int], None]
-#: Runs that tell what a call takes beside an op.
-SHARE_RUNS = 15
-#: How many random numbers are made, to be repeated: a prime, so that no tensor's size divides it.
+#: Runs to measure an op's share of a call; profiled runs, and warm-up runs before them.
+SHARE_RUNS, RUNS, BEFORE = 15, 12, 3
+#: Kind and seconds of a profiled step of a net.
+Step: TypeAlias = tuple[str, float]
+#: Kinds of steps without arithmetic: layout conversions, inputs and outputs.
+MOVES = frozenset({"ReorderInput", "ReorderOutput", "Reorder", "Input", "Output"})
+#: Ratio of run time to profiled kernel time up to which there is no call overhead.
+NOISE = 1.1
+#: Mean truncation error of a profiled time, which is in whole microseconds.
+CUT_S = 0.5e-6
+#: Period of random operands: a prime, unlikely to divide a tensor's size.
 RANDOM = 65537
 
 
 class GpuWork:
-    """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
+    """The kernels of an op over their own tensors, enqueued back to back, as in a chain.
 
-    `inputs` are what is typical of the op, mostly zeros, where they are not given. A plan that is
-    `adding` computes the residual `add` too, and has its other input behind the op's.
-    Loading runs each kernel once: raises `DeviceError` where the device cannot.
+    Default inputs are mostly zeros. A plan that is `adding` also computes the residual `add`. Each
+    kernel runs once at loading; raises `DeviceError` for a kernel that the device cannot run.
     """
 
     def __init__(
@@ -59,7 +68,6 @@ class GpuWork:
         plan: KernelPlan,
         weights: Weights,
         inputs: Sequence[Array] | None = None,
-        *,
         add: Op | None = None,
     ) -> None:
         self._gpu = gpu
@@ -69,13 +77,13 @@ class GpuWork:
             self.feed(inputs)
 
     def feed(self, inputs: Sequence[Array]) -> None:
-        """Run once on these inputs, which later runs read too."""
+        """Set the inputs of all later runs, and run once."""
         for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
             np.copyto(self._session.inputs[name], value)
         self._session.run()
 
     def scratch(self) -> list[cl.MemoryObject]:
-        """The memory that only the kernels use among themselves."""
+        """The kernels' scratch buffers: device memory without tensors."""
         executable = self._session.executable
         held = {tensor.buffer for tensor in executable.tensors}
         numbers = set(range(len(executable.buffers))) - held
@@ -84,24 +92,12 @@ class GpuWork:
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
 
-    def begin(self, repeats: int) -> None:
-        """Do the same without waiting for its end, but for its beginning."""
-        first, *others = self._kernels * repeats
-        event = first.enqueue(self._gpu.queue)
-        self._gpu.submit(others)
-        self._gpu.queue.flush()
-        self._gpu.wait_for_start(event)
-
-    def end(self) -> None:
-        """Wait for what was begun."""
-        self._gpu.finish()
-
     @property
     def kernels(self) -> tuple[BoundKernel, ...]:
         return tuple(self._kernels)
 
     def output(self) -> Array:
-        """What the last run computed, shaped (images, channels, rows, columns)."""
+        """The output of the last run, shaped (images, channels, rows, columns)."""
         for action in self._session.stage(pieces.FETCH):
             action.run()
         output: Array = self._session.outputs[pieces.OUTPUT].copy()
@@ -109,16 +105,16 @@ class GpuWork:
 
 
 def default_work(op: Op, processor: Processor, gpu: OpenClDevice, tuning: Tuning) -> Work:
-    """The op in the default variant of a processor, alone; kernels as they were tuned."""
+    """The work of an op in the default variant of a processor, with tuned kernels."""
     variant: Any = registry.variants(op, processor, gpu.soc)[0]
     return work_of(variant, op, gpu, tuning)
 
 
 def work_of(variant: Any, op: Op, gpu: OpenClDevice, tuning: Tuning) -> Work:
-    """The op in a variant as it runs inside a chain.
+    """The work of an op in a variant, as inside a chain.
 
-    A net of its own whose tensors stay packed (see `load` and `store` of data sharing), or its
-    kernels in their tuned choice, enqueued back to back.
+    On the CPU it is a net whose tensors stay packed, because data sharing measures packing apart;
+    on the GPU, tuned kernels enqueued back to back.
     """
     if variant.processor == "cpu":
         return cpu_work(op, variant, gpu.soc)
@@ -127,10 +123,7 @@ def work_of(variant: Any, op: Op, gpu: OpenClDevice, tuning: Tuning) -> Work:
 
 @dataclass(frozen=True)
 class CpuWork:
-    """A net of one op; a library that packs tensors in its nets does so in each run.
-
-    `share` is the part of a run that the op takes, and would in a net of many.
-    """
+    """A net of one op; `share` is the op's share of a run, as some libraries pack in each run."""
 
     op: Op
     variant: Any
@@ -145,8 +138,6 @@ class CpuWork:
     def share(self) -> float:
         if self.variant.backend == "ncnn":
             return 1.0
-        from codl.measure.net_shares import share_of_ops  # a device may have ncnn alone
-
         alone = pieces.net_alone([self.op], self.variant, [filler(self.op)], self.soc)
         taken_s = []
         for _ in range(SHARE_RUNS):
@@ -157,55 +148,109 @@ class CpuWork:
 
 
 def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> CpuWork:
-    """The op as a net of its own, as inside a chain: ncnn's inputs packed, its result left so."""
-    return CpuWork(op, variant, soc, row_of_ops([op], variant, soc))
-
-
-def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], object]:
-    """A net of ops in a row, each of one input but for the first, over memory of its own.
-
-    What ncnn computes is left packed.
-    """
-    executable = pieces.net_alone(ops, variant, [filler(op) for op in ops], soc)
-    session = HostSession(executable, soc, own_memory=True)
-    (net,) = session.nets
+    """A net of one op over memory of its own; ncnn's inputs and results stay packed."""
+    executable = pieces.net_alone([op], variant, [filler(op)], soc)
+    (net,) = host_session(executable, soc, own_memory=True).nets
     if not isinstance(executable.nets[0], NcnnNet):
-        return net.run
+        return CpuWork(op, variant, soc, net.run)
     packed = cast("NcnnSession", net)
     packed.pack_inputs()
-    return packed.compute
+    return CpuWork(op, variant, soc, packed.compute)
+
+
+def share_of_ops(executable: Executable, soc: LocalSoc, run_s: float = 0.0) -> float:
+    """The ops' share (0 ... 1) of the run time of the executable's single net, by its profile.
+
+    Any net converts tensors to the library's layout and back once, so only the time of the ops' own
+    kernels counts. `run_s` are the seconds of a run; time beyond all kernels is call overhead, such
+    as waking threads. 1 for an empty profile.
+    """
+    (net,) = executable.nets
+    assert isinstance(net, OnnxNet)
+    profiled = _openvino_runs if isinstance(net, OpenVinoNet) else _onnx_runtime_runs
+    runs = profiled(executable, net, soc)[BEFORE:]
+    ops_s, moves_s = (
+        level([sum(taken_s for kind, taken_s in run if (kind in MOVES) == is_move) for run in runs])
+        for is_move in (False, True)
+    )
+    if not ops_s:
+        return 1.0
+    kernels_s = ops_s + moves_s
+    return ops_s / (run_s if run_s > NOISE * kernels_s else kernels_s)
+
+
+def profiled_in_openvino(executable: Executable, net: OnnxNet, soc: LocalSoc) -> Any:
+    """An OpenVINO request for the net with profiling of each step; raises as loading does."""
+    from codl.runtime.onnx_nets import compiled
+
+    model, weights = _content(executable, net)
+    options = {"PERF_COUNT": True}
+    return compiled(model, weights, soc, net.label, options).create_infer_request()
+
+
+def openvino_steps(request: Any) -> list[Step]:
+    """Run a profiled request; returns the steps that took time, in order."""
+    request.infer(share_outputs=True)
+    return [
+        (step.node_type, CUT_S + step.real_time.total_seconds())
+        for step in request.get_profiling_info()
+        if step.real_time
+    ]
+
+
+def _openvino_runs(executable: Executable, net: OnnxNet, soc: LocalSoc) -> list[list[Step]]:
+    request = profiled_in_openvino(executable, net, soc)
+    return [openvino_steps(request) for _ in range(BEFORE + RUNS)]
+
+
+def _onnx_runtime_runs(executable: Executable, net: OnnxNet, soc: LocalSoc) -> list[list[Step]]:
+    from codl.runtime.onnx_nets import goes_in_blocks, make_session  # a device may have ncnn alone
+
+    model, weights = _content(executable, net)
+    with TemporaryDirectory(prefix="codl-profile-", ignore_cleanup_errors=True) as folder:
+        session = make_session(
+            model,
+            soc,
+            [net.label],
+            weights=weights,
+            in_blocks=goes_in_blocks(net),
+            profile=str(Path(folder, "run")),
+        )
+        binding, arrays = session.io_binding(), []
+        for bind, ends in ((binding.bind_input, net.inputs), (binding.bind_output, net.outputs)):
+            for end in ends:
+                arrays.append(np.zeros(end.sizes, np.float32))
+                bind(end.name, "cpu", 0, np.float32, list(end.sizes), arrays[-1].ctypes.data)
+        for _ in range(BEFORE + RUNS):
+            session.run_with_iobinding(binding)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    runs: list[list[Step]] = []
+    steps: list[Step] = []
+    for event in events:  # each run's kernels precede the run's event
+        if event.get("name", "").endswith("_kernel_time"):
+            steps.append((event["args"]["op_name"], CUT_S + 1e-6 * event.get("dur", 0)))
+        elif event.get("name") == "model_run":
+            runs.append(steps)
+            steps = []
+    return runs
+
+
+def _content(executable: Executable, net: OnnxNet) -> tuple[bytes, Arrays]:
+    """A net's serialised model, and its external weights by name."""
+    weights = dict(executable.constants[net.model.constants].arrays())
+    return weights.pop(net.model.name).tobytes(), weights
 
 
 def filler(op: Op) -> Weights:
-    """Weights that are quick to make; their values do not matter to a latency."""
+    """Constant weights: quick to create, and sufficient for latencies."""
     return op.weights_of(lambda shape: np.full(shape, 0.01, np.float32))
 
 
 def operands(op: Op) -> tuple[list[Array], Weights]:
-    """Inputs and weights that show a wrong result; random, and quick to make."""
+    """Random inputs and weights, for comparing results."""
     table = np.random.default_rng(SEED).standard_normal(RANDOM, np.float32)
     weights = op.weights_of(lambda shape: np.resize(table, shape))
     return [np.resize(table[index:], shape) for index, shape in enumerate(op.inputs)], weights
-
-
-def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """`repeats` runs of several works, each followed by the next."""
-
-    def work(repeats: int) -> None:
-        for following in islice(cycle(works), repeats):
-            following(1)
-
-    return work
-
-
-def repeated(once: Callable[[], object]) -> Callable[[int], None]:
-    """`once`, as work that is done `repeats` times."""
-
-    def work(repeats: int) -> None:
-        for _ in range(repeats):
-            once()
-
-    return work
 
 
 def bench(
@@ -216,9 +261,10 @@ def bench(
     every: bool = False,
     protocol: Protocol | None = None,
 ) -> tuple[list[BenchRow], list[Refused]]:
-    """Measure every variant of both processors for an op, in turns: what `codl bench ops` does.
+    """Measure every variant of both processors for an op, in turns.
 
-    `every` includes variants that are not for this SoC.
+    `every` includes variants unfit for this SoC. Returns measured variants in order of latency, and
+    refused ones with reasons.
     """
     soc = gpu.soc
     works: list[tuple[Any, Work]] = []

@@ -1,57 +1,70 @@
-"""Turns a task into a row: builds what it measures, and makes a row of the samples."""
+"""Measurement of batches: building tasks, timing them in turns, and converting samples to rows.
+
+Kernels of a batch are compiled ahead, and tasks are built until they fill its time. They are then
+measured in turns with the anchors, which track the machine's speed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
+from statistics import mean
+from typing import Protocol
 
-from codl.boundary import is_defect
-from codl.errors import DeviceError
-from codl.ir.types import PROCESSORS
+from codl.errors import DeviceError, is_defect
+from codl.ir import parse, to_text
+from codl.ir.records.results import Conditions
+from codl.ir.records.soc import Soc
+from codl.ir.records.statistic import level
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.dataset import BatchRow, Row, SharingRow, StageRow
-from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, filled, stream_op
-from codl.measure.measurement_order import in_batch
-from codl.measure.op_runner import CpuWork, GpuWork, Work, default_work, repeated, work_of
-from codl.measure.signals import SignalTimer
+from codl.machine.examination import memory_of
+from codl.measure import timing
+from codl.measure.dataset import AnchorRow, Row, SharingRow, StageRow
+from codl.measure.drift import OPS, Drift
+from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, SignalTimer, Timer, filled
+from codl.measure.op_runner import CpuWork, Work, default_work, work_of
 from codl.measure.stages import VISITS, StageTimer
 from codl.measure.tasks import (
-    BatchTask,
     DispatchTask,
+    Emit,
+    MeasureBatch,
+    Measurement,
     OpTask,
     SharingTask,
     SignalTask,
     StageTask,
     Task,
+    crash_row,
     failed_row,
     op_tasks,
+    processors_of,
 )
-from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed, by_clock
-from codl.records.statistic import level
+from codl.measure.timing import WHOLE, Rounds, Samples, Timed, by_clock
 from codl.runtime.opencl import OpenClDevice
-
-#: How long one image and the batch are run in a sample, and the least number of samples.
-BATCH_S, BATCH_VISITS = 0.004, 5
-MOST_REPEATS = 400
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task that is built and warm: `timed` takes samples, `fill` makes a row of them."""
+    """A built and warmed-up task; `fill` converts its samples to a row."""
 
     task: Task
     row_template: Row
     timed: Timed
     fill: Callable[[Samples], Row]
 
-    def row(self, drift: float = 1.0) -> Row:
-        """The row of the samples so far, from a machine that was `drift` times as slow.
+    @property
+    def anchor(self) -> tuple[str, Processor]:
+        """The key of an anchor: its op as text, and its processor."""
+        assert isinstance(self.task, OpTask)
+        return to_text(self.task.op), self.task.processor
 
-        What they do not allow becomes a failed one.
-        """
+    def row(self, drift: float = 1.0) -> Row:
+        """The row of the samples so far, divided by `drift`; a failed row for invalid samples."""
         samples = {
             part: [each / drift for each in taken] for part, taken in self.timed.taken_s.items()
         }
@@ -59,10 +72,6 @@ class Prepared:
             return self.fill(samples)
         except DeviceError as error:
             return failed_row(self.task, self.row_template.run, _reason(error))
-
-
-class BesideTask(OpTask):
-    """An op on the CPU while the GPU is at the same."""
 
 
 class Bench:
@@ -83,12 +92,12 @@ class Bench:
         self._exchanges = Exchanges(gpu, self._caches)
 
     def prepare(self, task: Task) -> Prepared | Row:
-        """Build a task and run it; where that fails, a failed row with the reason.
+        """Build a task and warm it up; returns a failed row for an error of the device.
 
-        A defect of codl is raised: a row would say that the device fails.
+        Defects of codl are raised.
         """
         row_template = replace(task.row_template, run=self._run)
-        least = {StageTask: VISITS, BatchTask: BATCH_VISITS}.get(type(task), self.rounds.least)
+        least = VISITS if isinstance(task, StageTask) else self.rounds.least
         try:
             sample, fill = self._timer(task, row_template)
             timed = Timed(sample, replace(self.rounds, least=least))
@@ -99,11 +108,9 @@ class Bench:
             return failed_row(task, self._run, _reason(error))
 
     def _timer(self, task: Task, row_template: Row) -> Timer:
-        """What takes samples of a task, and what makes a row of them."""
+        """The sampler of a task, and the converter of its samples to a row."""
         if isinstance(task, SharingTask) and isinstance(row_template, SharingRow):
             return self._exchanges.timer(task, row_template)
-        if isinstance(task, BatchTask) and isinstance(row_template, BatchRow):
-            return self._batch(task, row_template)
         if isinstance(task, StageTask) and isinstance(row_template, StageRow):
             timer = self._stage(task)
             return timer.sample, partial(timer.row, row_template)
@@ -111,20 +118,22 @@ class Bench:
             return SignalTimer(self._gpu).sample(task), partial(_positive, row_template)
         if isinstance(task, DispatchTask):
             kernels, count = default_work(TINY, "gpu", self._gpu, self.tuning), task.count
-            work = repeated(lambda: kernels(count))
-        else:
-            assert isinstance(task, OpTask)
-            work = self.work(task)
+            sample = by_clock(lambda repeats: [kernels(count) for _ in range(repeats)])
+            return sample, lambda samples: filled(row_template, samples[WHOLE])
+        assert isinstance(task, OpTask)
+        work = self.work(task)
         share = work.share if isinstance(work, CpuWork) else 1.0
         return by_clock(work), lambda samples: filled(
             row_template, [share * s for s in samples[WHOLE]]
         )
 
-    def compile(self, task: Task) -> None:
-        """Build and run what a task has on the GPU, so that its kernels lie in the caches.
+    def anchors(self) -> list[Prepared]:
+        """The anchors that the SoC can run, in default variants."""
+        built = map(self.prepare, anchor_tasks(self.soc))
+        return [each for each in built if isinstance(each, Prepared)]
 
-        What goes wrong here goes wrong in `prepare` too, which reports it.
-        """
+    def compile(self, task: Task) -> None:
+        """Build and run a task's GPU work to cache its kernels; `prepare` reports errors."""
         row_template = task.row_template
         with suppress(Exception):
             if isinstance(task, SharingTask) and isinstance(row_template, SharingRow):
@@ -134,93 +143,27 @@ class Bench:
                 self._stage(task)
             elif isinstance(task, OpTask) and task.processor == "gpu":
                 self.work(task)
-            elif isinstance(task, BatchTask) and task.processor == "gpu":
-                for op in (task.op, in_batch(task.op, task.images), in_batch(TINY, task.images)):
-                    default_work(op or TINY, "gpu", self._gpu, self.tuning)
 
     def work(self, task: OpTask) -> Work:
         variant = registry.find(task.part, task.variant)
         return work_of(variant, task.part, self._gpu, self.tuning)
 
-    def streams(self) -> list[Prepared]:
-        """What streams through the memory: on each processor, and on the CPU beside a busy GPU.
-
-        None where there is too little memory for it, or no kernel.
-        """
-        op = stream_op(self.soc)
-        tasks = [
-            task
-            for processor in PROCESSORS
-            for task in op_tasks(op, processor, self.soc, [1.0])[:1]
-        ]
-        try:
-            cpu, gpu = works = [self.work(task) for task in tasks]
-        except Exception as error:  # what is told of the memory is no reason to measure nothing
-            if is_defect(error):
-                raise
-            return []
-        ready = [self._timed(task, by_clock(work)) for task, work in zip(tasks, works, strict=True)]
-        if isinstance(gpu, GpuWork):
-            parts = {each.name: getattr(tasks[0], each.name) for each in fields(OpTask)}
-            ready.append(self._timed(BesideTask(**parts), partial(_beside, cpu, gpu)))
-        return ready
-
-    def _timed(self, task: OpTask, sample: Callable[[int], Seconds]) -> Prepared:
-        row_template = replace(task.row_template, run=self._run)
-        # It lasts long enough for one sample to tell, and takes the time of what is measured.
-        timed = Timed(sample, replace(self.rounds, least=1))
-        return Prepared(
-            task, row_template, timed, lambda samples: filled(row_template, samples[WHOLE])
-        )
-
     def _stage(self, task: StageTask) -> StageTimer:
         return StageTimer(task, self._gpu, self.tuning, self._caches.evict)
 
-    def _batch(self, task: BatchTask, row_template: BatchRow) -> Timer:
-        """One image and the batch, each repeated, so that the machine's drift cancels in a row.
 
-        What a batch of tiny images takes longer than one is of the call, of which a network has one
-        for all of its ops.
-        """
-        ops = {
-            "single": task.op,
-            WHOLE: in_batch(task.op, task.images),
-            "tiny": TINY,
-            "tiny batch": in_batch(TINY, task.images),
-        }
-        works = []
-        for part, op in ops.items():
-            work = by_clock(default_work(op or task.op, task.processor, self._gpu, self.tuning))
-            once = min(work(1)[WHOLE] for _ in range(3))
-            works.append((part, work, min(MOST_REPEATS, max(1, round(BATCH_S / once)))))
-
-        def sample(repeats: int) -> Seconds:
-            return {part: work(times * repeats)[WHOLE] for part, work, times in works}
-
-        def fill(samples: Samples) -> Row:
-            row = filled(row_template, samples[WHOLE])
-            calls_ms = 1e3 * max(0.0, level(samples["tiny batch"]) - level(samples["tiny"]))
-            single_ms = 1e3 * level(samples["single"])
-            latency_ms = max(row.latency_ms - calls_ms, single_ms)
-            return replace(row, latency_ms=latency_ms, single_ms=single_ms)
-
-        return sample, fill
-
-
-def _beside(cpu: Work, gpu: GpuWork, repeats: int) -> Seconds:
-    """Mean seconds of what the CPU does while the GPU does the same, once more than it."""
-    gpu.begin(repeats + 1)
-    try:
-        return by_clock(cpu)(repeats)
-    finally:
-        gpu.end()
+def anchor_tasks(soc: Soc) -> list[OpTask]:
+    """The tasks of the anchors `OPS`, whole and in the default variant of each processor."""
+    return [
+        task
+        for op in map(parse, OPS)
+        for processor in PROCESSORS
+        for task in op_tasks(op, processor, soc, [1.0])[:1]
+    ]
 
 
 def _positive(row_template: Row, samples: Samples) -> Row:
-    """A row of a wait, of which no less than nothing is left.
-
-    Raises `DeviceError` where the device's clock explains more than all of it.
-    """
+    """The row of a signal; raises `DeviceError` for a latency that is not positive."""
     row = filled(row_template, samples[WHOLE])
     if row.latency_ms <= 0:
         raise DeviceError(
@@ -231,3 +174,133 @@ def _positive(row_template: Row, samples: Samples) -> Row:
 
 def _reason(error: Exception) -> str:
     return str(error).strip() or type(error).__name__
+
+
+# Batches.
+
+#: Largest share of memory and most bytes of a batch, and copies of a task's tensors and weights.
+MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 6 << 30, 3
+#: Shares of a batch's memory: of a large task, and of all large tasks together, so that small ones
+#: fill the batch's time.
+LARGE, ALL_LARGE = 0.02, 0.5
+
+
+class PrecompilePool(Protocol):
+    """Compiles the kernels of the next tasks; `crashing_tasks` has the reason of each crash."""
+
+    @property
+    def crashing_tasks(self) -> Mapping[Task, str]: ...
+
+    @property
+    def is_used(self) -> bool: ...
+
+    def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
+
+
+class BatchRunner:
+    """Measures the batches of one run; anchors are built once, `read` reads the conditions."""
+
+    def __init__(self, bench: Bench, ahead: PrecompilePool, read: Callable[[], Conditions]) -> None:
+        self._bench, self._ahead, self._read = bench, ahead, read
+
+    @cached_property
+    def _anchors(self) -> list[Prepared]:
+        return self._bench.anchors()
+
+    def measure(self, batch: MeasureBatch, emit: Emit) -> tuple[tuple[AnchorRow, ...], Conditions]:
+        """Build the first tasks and time them in turns, within the batch's or the remaining time.
+
+        `emit` receives each measurement. Returns the rows of the anchors and the last conditions.
+        """
+        # Compiling, building and measuring get equal times.
+        seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
+        first = (*anchor_tasks(self._bench.soc), *batch.tasks)
+        self._ahead.compile(first, batch.tuning, seconds)
+        readings = [self._read()]
+        prepared = self._prepare(batch, seconds, emit)
+
+        def look() -> None:
+            readings.append(self._read())
+
+        look()
+        for anchor in self._anchors:
+            anchor.timed.taken_s.clear()
+        emit("timing", 0, None)
+        timed: list[Timed] = [item.timed for item in (*self._anchors, *prepared.values())]
+        rounds = replace(batch.rounds, span_s=seconds)
+        timing.measure(
+            timed, rounds, lambda: self._is_disturbed(batch, [*prepared.values()]), after_round=look
+        )
+        meanwhile = Conditions.over(readings)
+        for index, item in prepared.items():
+            is_disturbed = self._is_disturbed(batch, [item])
+            row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
+            emit("done", index, Measurement(item.task, row.under(meanwhile), is_disturbed))
+        anchors = tuple(anchor_row(anchor).under(meanwhile) for anchor in self._anchors)
+        return anchors, readings[-1]
+
+    def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
+        """Whether anchors of the tasks' processors scatter beyond the tolerance."""
+        used = {processor for item in prepared for processor in processors_of(item.task)}
+        drifts = {p: self._drift_of(p, batch) for p in used}
+        return any(drifts[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
+
+    def _drift_of(self, processor: Processor, batch: MeasureBatch) -> Drift:
+        """The drift of a processor by the samples so far; no drift without a reference."""
+        factors = []
+        for anchor in self._anchors:
+            (op, side), reference_ms = anchor.anchor, batch.reference_ms
+            if side == processor and (op, side) in reference_ms:
+                factors.append(1e3 * level(anchor.timed.taken_s[WHOLE]) / reference_ms[op, side])
+        return Drift.of(factors)
+
+    def _drift(self, batch: MeasureBatch, task: Task) -> float:
+        """The mean slowdown of a task's processors."""
+        sides = processors_of(task)
+        return mean(self._drift_of(p, batch).factor for p in sides)
+
+    def _prepare(self, batch: MeasureBatch, seconds: float, emit: Emit) -> dict[int, Prepared]:
+        """Build tasks until they fill `seconds` or the memory; returns them by index.
+
+        Tasks that fail, or whose compilation crashed processes, are done with a failed row.
+        """
+        prepared: dict[int, Prepared] = {}
+        is_any_done = False
+        planned = taken = large = 0.0
+        # Devices and hosts with little memory get small batches.
+        limit = min(MEMORY_SHARE * memory_of().total or MEMORY_BYTES, MEMORY_BYTES)
+        begin = time.monotonic()
+        for index, task in enumerate(batch.tasks):
+            is_enough = planned >= seconds or time.monotonic() - begin >= seconds
+            if is_enough and (prepared or is_any_done):
+                break
+            size = COPIES * _bytes(task)
+            more = size if size > LARGE * limit else 0.0
+            if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
+                continue  # smaller tasks may fit; this one leads a later batch
+            taken, large = taken + size, large + more
+            emit("begin", index, None)
+            crash = self._ahead.crashing_tasks.get(task)
+            built = crash_row(task, batch.run, crash) if crash else self._bench.prepare(task)
+            if isinstance(built, Prepared):
+                prepared[index] = built
+                planned += built.timed.seconds
+            else:
+                is_any_done = True
+                emit("done", index, Measurement(task, built.under(self._read())))
+        return prepared
+
+
+def anchor_row(anchor: Prepared) -> AnchorRow:
+    """The row of an anchor's samples so far; the collector sets its `batch`."""
+    row, (op, processor) = anchor.row(), anchor.anchor
+    common = {field.name: getattr(row, field.name) for field in fields(Row)}
+    return AnchorRow(op=op, processor=processor, batch=0, **common)
+
+
+def _bytes(task: Task) -> int:
+    if isinstance(task, OpTask):
+        return task.part.bytes
+    if isinstance(task, StageTask):
+        return task.bytes
+    return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0

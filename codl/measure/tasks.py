@@ -1,11 +1,11 @@
-"""Tasks of measurement: ops of models or a CSV, in every variant of both processors and share."""
+"""Measurement tasks: ops of models or a CSV, by kernel variant, processor and share of output."""
 
 from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
@@ -13,17 +13,17 @@ from msgspec import Meta
 
 from codl import files
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
-from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.window import Size2
-from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
+from codl.ir import Dim, Op, Region, Shape, parse, split, to_text
+from codl.ir.records.results import Conditions
+from codl.ir.records.soc import Soc
+from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
+from codl.kernels.tuning import Tuning
+from codl.measure import SHARES as SHARES
 from codl.measure.dataset import (
     SEPARATOR,
-    BatchRow,
+    AnchorRow,
     DispatchRow,
     OpRow,
     Row,
@@ -31,44 +31,41 @@ from codl.measure.dataset import (
     SignalRow,
     StageRow,
 )
-from codl.records.soc import Soc
+from codl.measure.timing import Rounds
 
-#: A processor's shares of an op's output; 1 is the whole op.
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-#: As many as pay where time is short: other ops teach a predictor more than other shares.
+#: Shares under a budget: further ops teach a predictor more than further shares.
 FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
-#: Shares of a tensor's rows whose exchange is measured.
+#: Measured shares of a tensor's rows in exchanges.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
-#: How many similar ops' inputs are measured as exchanges, beside the models' own tensors.
+#: Number of inputs of similar ops with measured exchanges, beside the models' tensors.
 MORE_SHAPES = 120
 SEED = 20220627
-#: Endings of files with models or ops.
+#: Suffixes of files with models or ops.
 FILES = (".csv", ".onnx", ".yaml", ".yml")
-#: A library that computes this packs tensors.
+#: A probe op: its CPU variants show whether OpenVINO's packing can be measured.
 PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
-#: How the reason of a row ends that another run leaves alone.
+#: Suffix of the reason in a failed row that later runs do not repeat.
 NEVER_AGAIN = "No other run tries it again."
-#: No queue is left empty for longer, to see how it wakes up.
+#: Longest gap of a signal in milliseconds.
 MOST_GAP_MS = 1000.0
 
 
 class RowTask:
-    """What a task and its row have in common."""
+    """Base of tasks: a row without numbers, and its key."""
 
     @property
     def row_template(self) -> Row:
-        """The task's row, without numbers."""
+        """The task's row without latencies."""
         raise NotImplementedError
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What identifies it among the rows of a table."""
         return self.row_template.key
 
 
 @dataclass(frozen=True)
 class OpTask(RowTask):
-    """One kernel variant on one part of an op; `tables` are where the row goes."""
+    """One kernel variant on one part of an op; `tables` are the names of the row's tables."""
 
     tables: tuple[str, ...]
     variant: str
@@ -86,9 +83,7 @@ class OpTask(RowTask):
 
 @dataclass(frozen=True)
 class SharingTask(RowTask):
-    """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
-    (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
-    """
+    """An exchange of a tensor in a direction (see `SharingRow`); `storage` is the GPU's layout."""
 
     direction: Direction
     shape: Shape
@@ -104,7 +99,7 @@ class SharingTask(RowTask):
 
 @dataclass(frozen=True)
 class DispatchTask(RowTask):
-    """`count` launches on the GPU that compute next to nothing."""
+    """`count` launches of a tiny kernel on the GPU."""
 
     count: int
 
@@ -119,12 +114,11 @@ class DispatchTask(RowTask):
 
 @dataclass(frozen=True)
 class SignalTask(RowTask):
-    """A first launch, or a wait, after about `gap_ms` milliseconds; see `SignalRow`."""
+    """A first launch or a wait after a gap of about `gap_ms`; see `SignalRow`."""
 
     kind: Signalling
     gap_ms: Annotated[float, Meta(ge=0, le=MOST_GAP_MS)]
 
-    #: Whose kernel it is about.
     processor: ClassVar[Processor] = "gpu"
 
     @property
@@ -138,7 +132,7 @@ class SignalTask(RowTask):
 
 @dataclass(frozen=True)
 class StageTask(RowTask):
-    """A chain of ops behind another op: each reads what the one before it makes, and no more."""
+    """A chain of ops after the op `before`; each op reads its predecessor's output alone."""
 
     before: Op
     ops: tuple[Op, ...]
@@ -149,7 +143,6 @@ class StageTask(RowTask):
 
     @property
     def bytes(self) -> int:
-        """Of all of its ops."""
         return sum(op.bytes for op in (self.before, *self.ops))
 
     @property
@@ -162,44 +155,79 @@ class StageTask(RowTask):
         return StageRow(before=before, chain=self.chain, dim=self.dim, gpu_ratio=self.gpu_ratio)
 
 
-@dataclass(frozen=True)
-class BatchTask(RowTask):
-    """A batch of `images` of an op of one image, in its default variant for the batch."""
-
-    processor: Processor
-    op: Op
-    images: int
-    variant: str
-
-    tables: ClassVar[tuple[str, ...]] = ("batch",)
-
-    @property
-    def row_template(self) -> BatchRow:
-        op, side = to_text(self.op), self.processor
-        return BatchRow(op=op, variant=self.variant, processor=side, images=self.images)
-
-
-ContextTask: TypeAlias = DispatchTask | SignalTask | StageTask | BatchTask
+ContextTask: TypeAlias = DispatchTask | SignalTask | StageTask
 Task: TypeAlias = OpTask | SharingTask | ContextTask
 
 
+@dataclass(frozen=True)
+class MeasureBatch:
+    """A batch of tasks; a target measures a prefix of them, as `left_s` and `rounds` allow.
+
+    `reference_ms` are the anchors' latencies in the run's first batch, by op and processor, and
+    empty for the first batch. `tolerance` is the largest scatter of a processor's anchors.
+    """
+
+    tasks: tuple[Task, ...]
+    run: str
+    rounds: Rounds
+    tuning: Tuning
+    left_s: float
+    reference_ms: Mapping[tuple[str, str], float]
+    tolerance: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The row of a task; drift is divided out of its latency unless it `is_disturbed`."""
+
+    task: Task
+    row: Row
+    is_disturbed: bool = False
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Rows of tasks, rows of anchors, and the last conditions.
+
+    `lost` is a sentence about the measuring process's early end, else "". After an early end,
+    `measurements` are the rows received before, and `suspects` the possible causes: the task being
+    built, or all timed tasks. `has_hung`: the process was ended for not answering. `skipped_s` are
+    recorded seconds that a replay did not wait for.
+    """
+
+    measurements: tuple[Measurement, ...]
+    anchors: tuple[AnchorRow, ...]
+    lost: str = ""
+    suspects: tuple[Task, ...] = ()
+    has_hung: bool = False
+    conditions: Conditions = field(default_factory=Conditions)
+    skipped_s: float = 0.0
+
+
+#: Callback for a batch's progress: a task's index at its start, the start of timing, or a finished
+#: task's index and measurement.
+Emit: TypeAlias = Callable[[Literal["begin", "timing", "done"], int, "Measurement | None"], object]
+
+
+def processors_of(task: Task) -> tuple[Processor, ...]:
+    """The processors of a task: its own for ops, else both."""
+    return (task.processor,) if isinstance(task, OpTask) else PROCESSORS
+
+
 def failed_row(task: Task, run: str, reason: str) -> Row:
-    """The row of a task that failed, or must not be tried."""
     return replace(
         task.row_template, run=run, status="failed", reason=" ".join(reason.split())[:300]
     )
 
 
 def crash_row(task: Task, run: str, reason: str) -> Row:
-    """The row of a task that takes processes down, which other runs leave alone."""
+    """The row of a task that crashes processes; later runs do not repeat it."""
     row = failed_row(task, run, reason)
     return replace(row, reason=f"{row.reason.rstrip('.')}. {NEVER_AGAIN}")
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`), of `.csv` files and of texts, in order."""
-    from codl.frontend.convert import load_structure  # an agent measures tasks without it
-
     every: dict[Op, None] = {}
     for source in sources:
         if is_op(source):
@@ -207,13 +235,15 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
         elif source.endswith(".csv"):
             ops = read_csv(Path(source))
         else:
+            from codl.frontend.convert import load_structure  # an agent measures tasks without it
+
             ops = [layer.op for layer in load_structure(source).layers]
         every.update(dict.fromkeys(ops))
     return list(every)
 
 
 def check_sources(sources: Sequence[str]) -> None:
-    """Raise for the first model or file that is not there, before any is read."""
+    """Raise `CodlError` for the first model or file that does not exist."""
     from codl.frontend.models import check_is_there  # an agent measures tasks without it
 
     for source in sources:
@@ -222,16 +252,16 @@ def check_sources(sources: Sequence[str]) -> None:
 
 
 def is_op(source: str) -> bool:
-    """Whether a source is an op as text, as in `fc in=1x32 oc=8`: with a space, and no file."""
+    """Whether a source is the text of an op, such as `fc in=1x32x1x1 oc=8`, rather than a file."""
     return " " in source.strip() and Path(source).suffix not in FILES
 
 
 def make_tasks(
     ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES, similar: Sequence[Op] = ()
 ) -> list[Task]:
-    """All measurements of `ops`, in a fixed random order: any first part is representative.
+    """All tasks of `ops`, in a fixed random order, so every prefix is representative.
 
-    Of `similar` ones, which no model has, the whole op is measured, and of some the whole input.
+    `similar` ops, which are in no model, are measured whole, with exchanges of some inputs.
     """
     tasks: list[Task] = []
     parts: dict[Shape, None] = {}
@@ -252,7 +282,7 @@ def make_tasks(
 
 
 def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
-    """Every variant of a processor on its shares, 0 ... 1, of an op along each dimension."""
+    """Tasks of every variant of a processor, on shares (0 ... 1) of an op along each dimension."""
     tasks = []
     dims: tuple[Dim, ...] = op.dims or ("H",)
     for dim in dims:
@@ -269,7 +299,7 @@ def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) ->
 
 
 def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> Op | None:
-    """The op that a processor runs with a share of the output; None where that is nothing."""
+    """The part of an op with a share of its output; None for an empty part."""
     ratio = share if processor == "gpu" else round(1 - share, 6)
     cpu, gpu = split(op, dim, ratio, align=soc.gpu.vector_width)
     region = cpu if processor == "cpu" else gpu
@@ -279,7 +309,7 @@ def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> O
 
 
 def cuts_of(op: Op) -> tuple[Dim, ...]:
-    """Along which dimensions an op is cut that has one image."""
+    """The dimensions along which a one-image op can be split."""
     return tuple(dim for dim in op.dims if dim != "N")
 
 
@@ -295,50 +325,22 @@ def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
 
 
 def read_csv(path: Path) -> list[Op]:
-    """Ops of a CSV: a column `op` with operator texts, or the columns of the original CoDL.
-
-    Those are IH, IW, IC, OC, KH, KW, SH, SW, ...; with POT (1 average, 2 max) a pooling, without SH
-    a fully connected layer. Raises `InvalidFileError` with the line and what is wrong with it.
-    """
+    """The ops in a CSV's column `op`; raises `InvalidFileError` with the line and the problem."""
     ops = []
     try:
         reader = files.csv_reader(files.decoded(files.read_bytes(path)))
         columns = reader.fieldnames or []
-        if "op" not in columns and not {"IH", "IW", "IC", "OC", "KH", "KW"} <= set(columns):
-            raise InvalidFileError(
-                path,
-                f"expected a column 'op', or IH, IW, IC, OC, KH and KW; got {columns}.",
-                where="line 1",
-            )
+        if "op" not in columns:
+            problem = f"expected a column 'op', got {columns}."
+            raise InvalidFileError(path, problem, where="line 1")
         for record in reader:
             if files.is_blank(record):
                 continue
             try:
-                ops.append(parse(record["op"]) if "op" in columns else _original(record))
-            except (CodlError, KeyError, TypeError, ValueError) as error:
+                ops.append(parse(record["op"]))
+            except (CodlError, TypeError, ValueError) as error:
                 where = f"line {reader.line_num}"
                 raise InvalidFileError(path, f"not an op: {error}", where=where) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidFileError(path, f"not CSV: {error}.") from error
     return ops
-
-
-def _original(record: dict[str, str]) -> Op:
-    """One row of the original CoDL's operator tables."""
-    number = {key: int(value) for key, value in record.items() if key != "CNN"}
-    shape = Shape(1, number["IC"], number["IH"], number["IW"])
-    if "SH" not in number:
-        return FullyConnected(inputs=(shape,), out_channels=number["OC"])
-    kernel, stride = Size2(number["KH"], number["KW"]), Size2(number["SH"], number["SW"])
-    if "POT" in number:
-        mode: Literal["max", "avg"] = "avg" if number["POT"] == 1 else "max"
-        return Pool2d(inputs=(shape,), kernel=kernel, stride=stride, mode=mode)
-    total = (number["PH"], number["PW"])
-    if number["PT"] == 1:  # SAME
-        total = (
-            max((-(-shape.h // stride.h) - 1) * stride.h + kernel.h - shape.h, 0),
-            max((-(-shape.w // stride.w) - 1) * stride.w + kernel.w - shape.w, 0),
-        )
-    top, left = total[0] // 2, total[1] // 2
-    pad = Pad(top, left, total[0] - top, total[1] - left)
-    return Conv2d(inputs=(shape,), out_channels=number["OC"], kernel=kernel, stride=stride, pad=pad)

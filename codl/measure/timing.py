@@ -1,40 +1,41 @@
-"""How latencies are measured: everything in turns, in rounds of another order every time.
+"""Timing of several works in turns, in rounds of random order.
 
-On a machine that others use too, what runs is slower for bursts from milliseconds to seconds. Two
-samples here and two there, spread over ten seconds, meet the undisturbed machine again and again;
-the same number in a row may all lie in one burst. And whatever disturbs the machine disturbs all
-things that are compared.
+Other programs slow a machine down in bursts of milliseconds to seconds. Samples in a row may all
+lie in one burst; samples spread over seconds do not, and a burst hits all compared works alike.
 
-There is one loop, `take_turns`, and three rules of when it is enough: `Rounds` for batches of
-tasks, of which predictors learn; `Protocol` for kernels that are compared, until they are stable;
-`Effort` for whole models.
+`take_turns` is the common loop of three stopping rules: `Rounds` for batches of tasks, whose rows
+train predictors; `Protocol` for compared kernels, until they are stable; `Effort` for models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from random import Random
 from time import perf_counter
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from codl.errors import CodlError
+from codl.ir.records.results import Conditions, Latency
+from codl.ir.records.statistic import level
 from codl.ir.types import Processor
+from codl.machine.conditions import Sensor, energy_mj
 from codl.measure.budget import Budget
-from codl.records.results import Conditions, Latency
 
 T = TypeVar("T")
-#: Seconds of one run of something, by part: `WHOLE` and whatever else it times.
+#: Seconds of one run by part: `WHOLE`, and optionally named parts.
 Seconds = Mapping[str, float]
-#: The same of many runs.
+#: Seconds of many runs by part.
 Samples = Mapping[str, Sequence[float]]
 WHOLE = "whole"
-#: What differs by no more than this, and by no more than twice what is usual, is the same:
-#: some machines are never quiet.
+#: Values are equal within this share, or within this multiple of the usual difference, since some
+#: machines are never quiet.
 TOLERANCE, ORDINARY = 0.03, 2.0
 
 
@@ -44,33 +45,32 @@ def take_turns(
     goes_on: Callable[[int], bool],
     after_round: Callable[[], object] = lambda: None,
 ) -> list[T]:
-    """Visit all things in every round, while `goes_on` says so of the number of rounds so far.
+    """Visit all things in every round, while `goes_on(rounds so far)` is true.
 
-    `visit` gets the number of the round too, and a thing of which it gives False leaves. Those that
-    stayed are returned.
+    `visit` receives a thing and the round's number; a thing leaves when it returns False. Returns
+    the remaining things.
     """
     order, rounds = list(things), 0
     shuffle = Random(0).shuffle
     while order and goes_on(rounds):
         order = [thing for thing in order if visit(thing, rounds)]
         after_round()
-        shuffle(order)  # so that nobody always follows the same neighbour
+        shuffle(order)  # avoids fixed predecessors
         rounds += 1
     return order
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Visit everything `visits` times, and take `samples` of it at each visit.
+    """Visit each task `visits` times, and take `samples` of it at each visit.
 
-    A visit begins with `settle` runs that are not timed, but not more than last `settle_s` seconds
-    or one: the others of a batch have put its data out of the caches, and a shared cache takes it
-    back only after several runs. A sample repeats the work until it lasts `sample_s`, so that the
-    clock's resolution does not matter; its latency is the mean of its repeats. What takes so long
-    that this would last more than `task_s` seconds is visited less often, but `least` times. What
-    lasts longer than `long_s` is at no visit sampled more than once, with no run before. A batch
-    that is done before `span_s` seconds goes on until then, with up to `more` times as many visits;
-    so does one that was disturbed.
+    A visit begins with up to `settle` untimed runs, for at most `settle_s` seconds or one run:
+    other tasks have evicted the task's data, which return to caches only after several runs. A
+    sample repeats the work until it lasts `sample_s`, for the clock's resolution; its latency is
+    the mean of the repeats. A task whose visits would last more than `task_s` seconds has fewer,
+    but at least `least`. A task longer than `long_s` has one sample a visit, without untimed runs.
+    A batch that ends before `span_s` seconds goes on until then, with up to `more` times as many
+    visits; so does a disturbed one.
     """
 
     warm_up: int = 2
@@ -88,16 +88,16 @@ class Rounds:
 
 @dataclass
 class Timed:
-    """One thing that is measured, ready to run, and its samples so far, by part.
+    """Work to be timed, and its samples so far by part.
 
-    `sample(n)` runs it n times over and gives the mean seconds of one run: `WHOLE`, and any parts.
+    `sample(n)` runs the work n times and returns the mean seconds of one run by part.
     """
 
     sample: Callable[[int], Seconds]
     rounds: Rounds
     taken_s: dict[str, list[float]] = field(default_factory=dict)
     repeats: int = field(init=False)
-    #: Runs before the samples of a visit.
+    #: Untimed runs before the samples of a visit.
     settle: int = field(init=False)
     #: Samples in one visit, and visits in `rounds.visits` rounds.
     samples: int = field(init=False)
@@ -105,10 +105,10 @@ class Timed:
     seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Warm up, and see how many repeats make a sample, and how many visits it is worth."""
+        """Warm up, and choose the repeats of a sample and the number of visits."""
         rounds = self.rounds
         once = self._once_s()
-        if once < rounds.long_s:  # what allocates or compiles at first is much slower then
+        if once < rounds.long_s:  # a first run may allocate or compile
             once = min((self._once_s() for _ in range(rounds.warm_up)), default=once)
         self.repeats = max(1, round(rounds.sample_s / max(once, 1e-7)))
         self.samples = 1 if once > rounds.long_s else rounds.samples
@@ -120,18 +120,18 @@ class Timed:
         self.seconds = self.visits * visit
 
     def _once_s(self) -> float:
-        """Seconds of one run, with what comes before it and is not part of its latency."""
+        """Seconds of one run, including preparations outside its latency."""
         start = perf_counter()
         self.sample(1)
         return perf_counter() - start
 
     def is_due(self, turn: int) -> bool:
-        """Whether it is visited in round `turn`, so that its visits are spread evenly."""
+        """Whether round `turn` has a visit; visits are spread evenly over the rounds."""
         every, visits = self.rounds.visits, self.visits
         return (turn + 1) * visits // every > turn * visits // every
 
     def visit(self, turn: int | None = None) -> bool:
-        """Take the samples of a visit, if it is due in round `turn`."""
+        """Take the samples of a visit, if round `turn` has one."""
         if turn is not None and not self.is_due(turn):
             return True
         if self.settle:
@@ -143,7 +143,7 @@ class Timed:
 
 
 def by_clock(work: Callable[[int], object]) -> Callable[[int], Seconds]:
-    """The mean seconds of what does the same thing n times over and returns when it is done."""
+    """A sampler by the host's clock; `work(n)` performs n runs and returns at their end."""
 
     def sample(repeats: int) -> Seconds:
         start = perf_counter()
@@ -160,7 +160,7 @@ def measure(
     *,
     after_round: Callable[[], object] = lambda: None,
 ) -> None:
-    """Fill the samples of all things; on and on while `is_disturbed` says so."""
+    """Take the samples of all things in turns; a disturbed or short batch gets more rounds."""
     begin = perf_counter()
 
     def goes_on(turn: int) -> bool:
@@ -173,11 +173,10 @@ def measure(
 
 @dataclass(frozen=True)
 class Protocol:
-    """Warm up, then sample until `min_time_s` and `min_samples` are reached and p20 ... p80 lies
-    within `spread` of the median, or `max_time_s` is over.
+    """Stopping rule: sample until the latency is stable or `max_time_s` is over.
 
-    A sample repeats the work until it lasts `sample_s`, so that the clock's resolution does not
-    matter; its latency is the mean of its repeats.
+    Stable: `min_time_s` and `min_samples` are reached, and p80 - p20 is at most `spread` of the
+    median. A sample repeats the work until it lasts `sample_s`, and has the mean of its repeats.
     """
 
     warm_up: int = 2
@@ -197,12 +196,12 @@ class Protocol:
 def measure_together(
     works: Sequence[Callable[[int], object]], protocol: Protocol | None = None
 ) -> list[list[float]]:
-    """The samples of several things, in seconds and one from every round.
+    """Samples (works, rounds) of several works in seconds, timed in turns.
 
-    Each `work(n)` does the same thing n times over. The slowest decides when to stop.
+    Each `work(n)` performs n runs. Timing ends when every work is stable.
     """
     protocol = protocol or Protocol()
-    warm_up = protocol.warm_up - 1  # behind the first run
+    warm_up = protocol.warm_up - 1  # `Timed` has already run once
     alone = Rounds(warm_up=warm_up, samples=1, settle=0, sample_s=protocol.sample_s, long_s=inf)
     things = [Timed(by_clock(work), alone) for work in works]
     begin = perf_counter()
@@ -215,55 +214,44 @@ def measure_together(
     return [thing.taken_s[WHOLE] for thing in things]
 
 
-#: Does something a number of times in a row, and returns the seconds that each of them took.
+#: A function that performs n runs in a row and returns the seconds of each.
 TimedRun: TypeAlias = Callable[[int], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure models: the least rounds and seconds, a turn in every round.
+    """Stopping rule for models: least rounds and seconds, with one turn of each model a round.
 
-    A turn is several runs, since that is how a model is used: what it finds in the caches is its
-    own. It is a run that finds the caches as the others left them, and `warm` runs right behind it,
-    as where one inference follows the other. With `keep_runs` what every run took is told. Where
-    there are `max_seconds`, no round but the first is begun that would end behind them. With
-    `keep_cut` Ctrl-C ends it with the turns before.
+    A turn is a cold run, with caches as other models left them, and `warm` runs after it. Except
+    for the first, no round begins that would end after `max_seconds`.
     """
 
     min_rounds: int = 5
     min_seconds: float = 10.0
     warm: int = 3
-    keep_runs: bool = False
     max_seconds: float | None = None
-    keep_cut: bool = False
 
     @property
     def turn(self) -> int:
-        """The runs of a turn."""
         return 1 + self.warm
 
 
 @dataclass
 class Turns:
-    """Seconds of everything that one ran: the first run of each turn, and those behind it.
-
-    `every` has both in their order.
-    """
+    """Seconds of a model's runs: `cold` runs and `warm` runs."""
 
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
-    every: list[float] = field(default_factory=list, compare=False)
 
     def add(self, turn: Sequence[float]) -> None:
         first, *behind = turn
         self.cold.append(first)
         self.warm += behind
-        self.every += turn
 
 
 @dataclass(frozen=True)
 class AnchorTime:
-    """What an anchor took."""
+    """The latency of an anchor op on a processor."""
 
     op: str
     processor: Processor
@@ -272,13 +260,11 @@ class AnchorTime:
 
 @dataclass(frozen=True)
 class TimedTogether:
-    """Latencies by name, or why one `failed`; `anchors` say how fast the machine was meanwhile.
+    """Latencies of models by name; `failed` has the reasons of failed models.
 
-    `latency_ms` is of the warm runs, `cold_ms` of the first run of every turn. `conditions` are
-    those of the whole time.
-    `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
-    `runs_ms` are all runs, in order, where they were to be kept. Where Ctrl-C ended it, it
-    `is_cut_short`.
+    `latency_ms` covers warm runs, `cold_ms` the first run of each turn. `anchors` show the
+    machine's speed, `conditions` cover the whole measurement. `energy_mj` is the energy of one
+    inference, if there are `sensors`.
     """
 
     latency_ms: Mapping[str, Latency]
@@ -288,22 +274,20 @@ class TimedTogether:
     anchors: tuple[AnchorTime, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     cold_ms: Mapping[str, Latency] = field(default_factory=dict)
-    runs_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    is_cut_short: bool = False
 
 
 def timed(run: Callable[[], None]) -> TimedRun:
-    """`run` by this process's clock."""
-    return partial(_time, run)
+    """Time `run` by this process's clock."""
 
+    def time(runs: int) -> list[float]:
+        seconds = []
+        for _ in range(runs):
+            start = perf_counter()
+            run()
+            seconds.append(perf_counter() - start)
+        return seconds
 
-def _time(run: Callable[[], None], runs: int) -> list[float]:
-    seconds = []
-    for _ in range(runs):
-        start = perf_counter()
-        run()
-        seconds.append(perf_counter() - start)
-    return seconds
+    return time
 
 
 def interleave(
@@ -312,16 +296,12 @@ def interleave(
     *,
     before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], object] = lambda: None,
-    failed: dict[str, CodlError] | None = None,
-    turns: dict[str, Turns] | None = None,
-) -> dict[str, Turns]:
-    """The turns of everybody, one in every round.
+) -> tuple[dict[str, Turns], dict[str, CodlError]]:
+    """The turns of models, one of each in each round, and the errors of models that failed.
 
-    What comes before a turn is the same for all. Whoever raises a `CodlError` leaves, and `failed`
-    gets the error; without `failed` it is raised. `turns` gets everybody's as they are done.
+    A model that raises a `CodlError` is left out.
     """
-    turns = {} if turns is None else turns
-    turns |= {name: Turns() for name in runs}
+    turns, failed = {name: Turns() for name in runs}, dict[str, CodlError]()
     budget = Budget(effort.max_seconds, perf_counter)
 
     def visit(name: str, _: int) -> bool:
@@ -329,15 +309,55 @@ def interleave(
         try:
             turns[name].add(runs[name](effort.turn))
         except CodlError as error:
-            if failed is None:
-                raise
             failed[name] = error
-            return False
-        return True
+        return name not in failed
 
     def goes_on(rounds: int) -> bool:
         is_short = rounds < effort.min_rounds or budget.spent_s < effort.min_seconds
         return is_short and budget.has_time()
 
     stayed = take_turns(runs, visit, goes_on, after_round)
-    return {name: turns[name] for name in runs if name in stayed}
+    return {name: turns[name] for name in runs if name in stayed}, failed
+
+
+def time_together(
+    runs: Mapping[str, TimedRun],
+    effort: Effort,
+    *,
+    sensors: Sequence[Sensor] = (),
+    anchors: Mapping[tuple[str, Processor], Timed] = MappingProxyType({}),
+    read: Callable[[], Conditions] | None = None,
+    before_turn: Callable[[], object] = lambda: None,
+    after_round: Callable[[], None] = lambda: None,
+) -> TimedTogether:
+    """Time several models in turns; failing models are left out, with their reasons.
+
+    `anchors`, by op and processor, are visited once a round. `read` reads the machine's conditions.
+    """
+    readings = [] if read is None else [read()]
+
+    def beside() -> None:
+        if read is not None:
+            readings.append(read())
+        for anchor in anchors.values():
+            anchor.visit()
+        after_round()
+
+    turns, failed = interleave(runs, effort, before_turn=before_turn, after_round=beside)
+    energy: dict[str, float | None] = {}
+    for name in turns:
+        with suppress(CodlError):  # its latency is kept
+            energy[name] = energy_mj(partial(runs[name], effort.turn), sensors)
+    return TimedTogether(
+        latency_ms={name: Latency.of(taken.warm) for name, taken in turns.items()},
+        cold_ms={name: Latency.of(taken.cold) for name, taken in turns.items()},
+        failed={name: str(error) for name, error in failed.items()},
+        energy_mj={name: mj / effort.turn for name, mj in energy.items() if mj is not None},
+        sensors=tuple(sensor.name for sensor in sensors),
+        anchors=tuple(
+            AnchorTime(op, processor, 1e3 * level(anchor.taken_s[WHOLE]))
+            for (op, processor), anchor in anchors.items()
+            if anchor.taken_s.get(WHOLE)
+        ),
+        conditions=Conditions.over(readings),
+    )

@@ -1,9 +1,9 @@
-"""Searches each kernel's choices on the device, and keeps those that are faster for certain.
+"""Kernel tuner: a search for choices that are clearly faster than a variant's default.
 
-Choices are measured in small groups, in turns with the default, and ranked by their ratio to it.
-The best few meet the default once more, for longer: another choice is kept only where it wins by
-`GAIN` and in too many rounds to be chance. A choice that does not build, does not run or computes
-something else than the default is a trial without a number.
+A choice is a set of kernel parameters. Small groups of choices are timed in turns with the default
+and ranked by their ratio to it. The best few are timed again for longer: one replaces the default
+if it is faster by `GAIN`, in more rounds than chance explains. A choice that fails or computes
+another result is a trial without latency.
 """
 
 from __future__ import annotations
@@ -11,82 +11,50 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from codl.boundary import is_defect
-from codl.errors import CodlError, DeviceError, MismatchError
-from codl.ir import Array, Op, parse, to_text
+from codl.errors import DeviceError, MismatchError, is_defect
+from codl.files import VERSION, now
+from codl.ir import Array, Op, to_text
+from codl.ir.records.soc import Soc
+from codl.ir.records.statistic import level
+from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice
-from codl.kernels.cpu_device.registers import typical_ops
-from codl.kernels.feature_columns import unique
 from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.measure import tuning_file
 from codl.measure.budget import Budget, Progress, no_progress
-from codl.measure.check_variants import difference_of_finite, tolerance
-from codl.measure.dataset import Dataset
+from codl.measure.closeness import difference, tolerance
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Protocol, measure_together
-from codl.provenance import VERSION, now
-from codl.records.soc import Soc
-from codl.records.statistic import level
-from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
 
 
 @dataclass(frozen=True)
 class TuneTask:
-    """A GPU variant of an op, whose choices are to be searched.
-
-    A `brief` search compares the variant's numbers of blocks alone; a later one goes on from there.
-    """
+    """A search over an op's choices in a GPU variant."""
 
     op: Op
     variant: Kernel
-    brief: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
         return to_text(self.op), self.variant.name
 
-    def choices(self, soc: Soc) -> tuple[Choice, ...]:
-        """What is tried, the default first."""
-        every = self.variant.choices(self.op, soc)
-        if not self.brief:
-            return every
-        counts = self.variant.block_counts(soc)
-        usual = (self.variant.block_choice(self.op, soc, count) for count in counts)
-        return unique([every[0], *usual])
-
-    def is_done_by(self, result: Tuned | None, soc: Soc) -> bool:
-        """Whether nothing is left to be searched after a result."""
-        if result is None or result.complete or not self.brief:
-            return result is not None and result.complete
-        tried = [dict(trial.choice) for trial in result.trials]
-        return all(dict(choice) in tried for choice in self.choices(soc))
-
 
 def done_before(tasks: Iterable[TuneTask], tuning: Tuning, soc: Soc) -> tuple[Tuned, ...]:
-    """The results of tasks that need no search any more."""
-    results = ((task, tuning.find(task.variant, task.op, soc)) for task in tasks)
-    return tuple(result for task, result in results if result and task.is_done_by(result, soc))
-
-
-def task_of(op: str, variant: str, *, brief: bool = False) -> TuneTask:
-    """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
-    parsed = parse(op)
-    described: Any = registry.find(parsed, variant)
-    return TuneTask(parsed, described, brief)
+    """The results in `tuning` of tasks without further choices to search."""
+    results = (tuning.find(task.variant, task.op, soc) for task in tasks)
+    return tuple(result for result in results if result and result.complete)
 
 
 def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[TuneTask]:
-    """Every GPU variant of every op, and of the parts that the GPU has at some shares of it."""
+    """Tasks of every GPU variant of every op, and of its parts with `shares` of the output."""
     tasks: dict[tuple[str, str], TuneTask] = {}
     for task in make_tasks(ops, soc, shares):
         if isinstance(task, OpTask) and task.processor == "gpu":
@@ -96,23 +64,13 @@ def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[Tun
     return list(tasks.values())
 
 
-def brief_tasks(soc: Soc) -> list[TuneTask]:
-    """Of each typical op the first GPU variant whose tiles may have several blocks."""
-    tasks = []
-    for op in typical_ops():
-        variants: list[Any] = registry.variants(op, "gpu", soc)
-        able = [variant for variant in variants if variant.block_counts(soc)]
-        tasks += [TuneTask(op, variant, brief=True) for variant in able[:1]]
-    return tasks
-
-
-#: A choice other than the default must be this much faster.
+#: Relative gain for which a choice replaces the default.
 GAIN = 0.02
-#: Up to this many choices are all tried; of more, a sample, and then those beside the best.
+#: Most choices of an exhaustive search; otherwise a sample is tried, then neighbours of the best.
 EXHAUSTIVE = 40
 SAMPLE = 20
 SEED = 20220627
-#: Measured in turns, beside the default, as far as memory goes.
+#: Most choices measured in turns with the default, and most bytes of these.
 TOGETHER = 6
 TOGETHER_BYTES = 1 << 30
 FINALISTS = 3
@@ -124,7 +82,7 @@ FINAL = Protocol(
 
 @dataclass(frozen=True)
 class Failure:
-    """A task for which no choice works, and why the default does not."""
+    """A task without a working choice, and its default's reason of failure."""
 
     task: TuneTask
     reason: str
@@ -133,7 +91,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class TuneRun:
-    """`results` and `failures` of now; `known` were tuned before, `left` did not get their turn."""
+    """Outcome of `tune`: new `results` and `failures`, earlier (`known`) ones, the count `left`."""
 
     results: tuple[Tuned, ...] = ()
     known: tuple[Tuned, ...] = ()
@@ -142,15 +100,14 @@ class TuneRun:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """A row for every task that has had its turn, by op and variant, and counts."""
+        """JSON with a row of each finished task, in order of op and variant, and counts."""
         rows = [_row(result, is_known=False) for result in self.results]
         rows += [_row(result, is_known=True) for result in self.known]
         for failure in self.failures:
             op, variant = failure.task.key
             empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
             head = {"op": op, "variant": variant, **empty, "choice": {}}
-            status = {"status": "failed", "reason": failure.reason}
-            rows.append({**head, **status, **_counts(failure.trials)})
+            rows.append({**head, **_end("failed", failure.reason, failure.trials)})
         return {
             "rows": sorted(rows, key=lambda row: (row["op"], row["variant"])),
             "measured": len(self.results) + len(self.failures),
@@ -161,27 +118,22 @@ class TuneRun:
 
 
 def _row(result: Tuned, *, is_known: bool) -> dict[str, Any]:
+    own = asdict(result)
     return {
-        "op": result.op,
-        "variant": result.variant,
-        "default_ms": result.default_ms,
-        "best_ms": result.best_ms,
+        **{name: own[name] for name in ("op", "variant", "default_ms", "best_ms")},
         "speedup": result.default_ms / result.best_ms if result.default_ms else None,
-        "choice": dict(result.choice),
-        "status": "ok",
-        "reason": "",
-        "complete": result.complete,
+        **{name: own[name] for name in ("choice", "complete", "measured")},
         "cached": is_known,
-        "measured": result.measured,
-        **_counts(result.trials),
+        **_end("ok", "", result.trials),
     }
 
 
-def _counts(trials: tuple[Trial, ...]) -> dict[str, Any]:
+def _end(status: str, reason: str, trials: tuple[Trial, ...]) -> dict[str, Any]:
     failures = [
         {"choice": dict(t.choice), "reason": t.reason} for t in trials if t.latency_ms is None
     ]
-    return {"tried": len(trials), "failed": len(failures), "failures": failures}
+    counts = {"tried": len(trials), "failed": len(failures), "failures": failures}
+    return {"status": status, "reason": reason, **counts}
 
 
 def tune(
@@ -194,21 +146,17 @@ def tune(
     budget: Budget | None = None,
     progress: Progress = no_progress,
 ) -> TuneRun:
-    """Search the tasks that `tuning` has no complete result for.
+    """Search all tasks without a complete result in `tuning`.
 
-    `searching` is told every task when its search begins, and `keep` gets its result at the end.
-
-    The budget is shared out: each task may take what is left over the tasks that are left. Raises
-    `MismatchError` where the device's driver is not the SoC file's.
+    `searching` receives each task at its start, and `keep` its result. Tasks share the remaining
+    budget equally. Raises `MismatchError` for a driver other than the SoC file's.
     """
     soc, budget = gpu.soc, budget or Budget()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    results_before = [tuning.find(task.variant, task.op, soc) for task in tasks]
+    results_before = [(task, tuning.find(task.variant, task.op, soc)) for task in tasks]
     missing = [
-        (task, before)
-        for task, before in zip(tasks, results_before, strict=True)
-        if not task.is_done_by(before, soc)
+        (task, before) for task, before in results_before if not (before and before.complete)
     ]
     results: list[Tuned] = []
     failures: list[Failure] = []
@@ -232,14 +180,14 @@ def tune(
 def cut_short(
     tasks: Sequence[TuneTask], tuning: Tuning, soc: Soc, results: Sequence[Tuned], *, seconds: float
 ) -> TuneRun:
-    """What there is of `tune` where it did not come to its end; of failures nothing is known."""
+    """The run of an interrupted `tune`, whose failures are unknown."""
     done = done_before(tasks, tuning, soc)
     left = len(tasks) - len(done) - len(results)
     return TuneRun(results=tuple(results), known=done, left=left, seconds=seconds)
 
 
 class Search:
-    """The search for one task; `trials` are those of an earlier search that was cut short."""
+    """The search of a task, which continues the `trials` of an earlier one."""
 
     def __init__(
         self,
@@ -250,7 +198,7 @@ class Search:
     ) -> None:
         self._gpu, self._task = gpu, task
         self._budget = budget
-        self._choices = task.choices(gpu.soc)
+        self._choices = task.variant.choices(task.op, gpu.soc)
         self._trials = {key_of(trial.choice): trial for trial in trials}
         self._inputs, self._weights = operands(task.op)
         self._expected: Array | None = None
@@ -262,7 +210,6 @@ class Search:
             if self._budget.is_over():
                 break
             self._measure(proposed[: self._together()], control)
-        complete = not proposed and not task.brief
         working = [trial for trial in self._trials.values() if trial.latency_ms is not None]
         working.sort(key=lambda trial: trial.latency_ms or 0.0)
         finalists = [trial.choice for trial in working if trial.choice != default][:FINALISTS]
@@ -272,21 +219,21 @@ class Search:
             return Failure(task, self._trials[key_of(default)].reason, trials)
         choice, default_ms, best_ms = won
         plan = task.variant.plan(task.op, self._gpu.soc, choice)
-        self._gpu.programs.build(plan)  # so that its binary is kept
+        self._gpu.programs.build(plan)  # stores the binary
         return Tuned(
             *task.key,
             source_digest(plan),
             choice,
             default_ms,
             best_ms,
-            complete,
+            not proposed,
             trials,
             now(),
             VERSION,
         )
 
     def _begin(self, default: Choice) -> GpuWork | None:
-        """The default, which is measured beside everything else; None where it fails."""
+        """The work of the default, the control of every group; None if it fails."""
         keys = {key_of(choice) for choice in self._choices}
         self._trials = {key: trial for key, trial in self._trials.items() if key in keys}
         work = self._bind(default, keep=True)
@@ -299,12 +246,8 @@ class Search:
         return work
 
     def _measure(self, group: Sequence[Choice], control: GpuWork | None) -> None:
-        """Try a few choices, in turns with the default.
-
-        Groups come one after the other: what counts is the ratio to the default of the same group.
-        """
-        # The kernels of a brief search are those of other ops, too.
-        bound = [(choice, self._bind(choice, keep=self._task.brief)) for choice in group]
+        """Try a group of choices; latencies are scaled by the default of the same group."""
+        bound = [(choice, self._bind(choice)) for choice in group]
         failed = [(choice, work) for choice, work in bound if isinstance(work, str)]
         works = [(choice, work) for choice, work in bound if not isinstance(work, str)]
         self._trials |= {key_of(choice): Trial(choice, None, why) for choice, why in failed}
@@ -321,14 +264,17 @@ class Search:
     def _final(
         self, control: GpuWork | None, finalists: Sequence[Choice]
     ) -> tuple[Choice, float | None, float] | None:
-        """The winner, the default's latency and the winner's, measured against each other."""
-        bound = [(choice, self._bind(choice, keep=self._task.brief)) for choice in finalists]
+        """The winner among finalists and default, the default's latency (ms), and the winner's.
+
+        None if no choice works.
+        """
+        bound = [(choice, self._bind(choice)) for choice in finalists]
         contenders = [(choice, work) for choice, work in bound if not isinstance(work, str)]
         if control is not None:
             contenders.insert(0, (self._choices[0], control))
         if not contenders:
             return None
-        if contenders == [(self._choices[0], control)]:  # nothing to be compared with
+        if contenders == [(self._choices[0], control)]:  # no rival
             only = self._trials[key_of(self._choices[0])].latency_ms or 0.0
             return self._choices[0], only, only
         samples = np.array(measure_together([work for _, work in contenders], FINAL))
@@ -341,7 +287,7 @@ class Search:
         return contenders[best][0], default_ms, levels[best]
 
     def _bind(self, choice: Choice, *, keep: bool = False) -> GpuWork | str:
-        """The op in one choice, checked against the default's output; or why that fails."""
+        """The work of a choice, checked against the default's output, or its reason of failure."""
         gpu, task = self._gpu, self._task
         try:
             plan = task.variant.plan(task.op, gpu.soc, choice)
@@ -363,12 +309,8 @@ class Search:
 
 
 def check_same(variant: Any, output: Array, default: Array) -> None:
-    """Raise `DeviceError` where a choice computes something else than a variant's default does.
-
-    Each of the two may be off by what rounding costs the variant. NaNs and infinities are the same
-    in both, such as the root of a negative number.
-    """
-    error, limit = difference_of_finite(output, default), 2 * tolerance(variant)
+    """Raise `DeviceError` if outputs differ beyond rounding of both, or in NaNs or infinities."""
+    error, limit = difference(output, default), 2 * tolerance(variant)
     if error > limit:
         raise DeviceError(
             f"the result differs from the default's by {error:.2g} of the largest value, "
@@ -377,10 +319,7 @@ def check_same(variant: Any, output: Array, default: Array) -> None:
 
 
 def is_faster(samples: Any, than: Any) -> bool:
-    """Whether one thing beats another for certain, by samples from the same rounds.
-
-    By `GAIN`, and in more rounds than chance gives once in a hundred (a sign test).
-    """
+    """Whether samples beat those of `than` (same rounds) by `GAIN` and a sign test at 1 %."""
     ratios = np.asarray(samples) / np.asarray(than)
     needed = ratios.size / 2 + 2.33 * ratios.size**0.5 / 2
     return bool(level(samples) <= (1 - GAIN) * level(than) and (ratios < 1).sum() >= needed)
@@ -391,8 +330,8 @@ def propose(
 ) -> list[Choice]:
     """The choices to try next; none when the search is over.
 
-    All of them where they are few. Of many, first the default and a sample, then time and again
-    those that differ from the best in one parameter: coordinate descent.
+    Up to `EXHAUSTIVE` choices are all tried. Of more, the default and a sample come first, then
+    repeatedly the choices that differ from the best in one parameter (coordinate descent).
     """
     untried = [choice for choice in choices if key_of(choice) not in trials]
     if len(choices) <= EXHAUSTIVE:
@@ -414,52 +353,5 @@ def _beside(best: Choice, choices: Sequence[Choice]) -> Iterator[Choice]:
 
 
 def key_of(choice: Choice) -> tuple[tuple[str, int], ...]:
-    """The choice as a key of a dict."""
+    """A hashable key of a choice."""
     return tuple(sorted(choice.items()))
-
-
-#: Seconds of a brief tune.
-BUDGET_S = 15.0
-
-
-def tasks_before(dataset: Dataset, soc: Soc, ops: Iterable[Op], tuning: Tuning) -> list[TuneTask]:
-    """What is to be tuned before `ops` are measured into a dataset.
-
-    Nothing where it has rows already, which would be of other kernels, nor where no op of theirs
-    is of a kind that can be tuned so. What was done before a kill is not done again.
-    """
-    kinds = {op.kind for op in typical_ops()}
-    if dataset.tables() or not any(op.kind in kinds for op in ops):
-        return []
-    return [
-        task
-        for task in brief_tasks(soc)
-        if not task.is_done_by(tuning.find(task.variant, task.op, soc), soc)
-    ]
-
-
-def tune_briefly(
-    search: Callable[..., TuneRun],
-    dataset: Dataset,
-    soc: Soc,
-    tasks: list[TuneTask],
-    *,
-    progress: Progress,
-    budget_s: float = BUDGET_S,
-) -> tuple[Tuning, str]:
-    """Tune for a budget, before the first measurements of a SoC: how large are its tiles?
-
-    `search` is a target's `tune`; every result is in the dataset's file as soon as it is there. The
-    tuning of then, and why it was not done where it could not be: a SoC can be measured all the
-    same.
-    """
-
-    def keep(result: Tuned) -> None:
-        tuning_file.add(dataset, soc, [result])
-
-    try:
-        before = tuning_file.read(dataset, soc)
-        search(tasks, before, keep=keep, budget_s=budget_s, progress=progress)
-    except CodlError as error:
-        return tuning_file.read(dataset, soc), str(error)
-    return tuning_file.read(dataset, soc), ""

@@ -1,7 +1,7 @@
-"""The file of a device's tuning results: `lat_datasets/<soc>/tuning.json`, beside what they timed.
+"""The file of a device's tuning results, `lat_datasets/<soc>/tuning.json`.
 
-JSON that a person can read, a line for every trial, with a version, the device and a checksum. A
-file of another device is refused: a tuned choice says nothing about other hardware or drivers.
+Readable JSON with a version, the device, a checksum, and a line for each trial. A file of another
+device is refused, since tuned choices do not transfer to other hardware or drivers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 from codl import files
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir.constants import digest
+from codl.ir.records.soc import Soc
+from codl.ir.records.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
-from codl.records.soc import Soc
-from codl.records.tuned import Tuned
 
 NAME = "tuning.json"
 VERSION = 2
-#: Who adds a result has the file for a moment; who measures for longer has it for hours.
+#: Longest wait for the lock: adding a result takes a moment, measuring holds it for hours.
 LOCK_S = 5.0
-#: What of a SoC's GPU side does not matter to how fast a choice is.
+#: Keys of a SoC's GPU without influence on a choice's latency.
 _ELSEWHERE = {"memory_types", "element", "arithmetic"}
 
 
@@ -35,45 +35,44 @@ def path_of(dataset: Dataset) -> Path:
 
 
 def device_of(soc: Soc) -> dict[str, Any]:
-    """All that a result depends on but the op and the variant."""
+    """The properties of a device on which results depend, beside op and variant."""
     gpu = {k: v for k, v in asdict(soc.gpu).items() if k not in _ELSEWHERE}
-    # Drivers for CPUs give models the same name, and kernels are cut for the SoC's cache.
+    # CPU drivers may name different models alike, and tiles depend on the SoC's cache.
     return gpu | {"host": soc.cpu.name, "l2_cache_bytes": soc.cpu.l2_cache_bytes}
 
 
 def read(dataset: Dataset, soc: Soc) -> Tuning:
-    """What was tuned for a SoC's device; nothing where there is no file.
+    """The tuning of a SoC's device; empty without a file.
 
-    Raises `InvalidFileError` for a file that is damaged or of another version, and `MismatchError`
-    for one of another device.
+    Raises `InvalidFileError` for a damaged file or one of another version, and `MismatchError` for
+    a file of another device.
     """
     path = path_of(dataset)
     if not path.exists():
         return Tuning()
-    return Tuning.of(_parse(files.read_json(path, fix=_fix(soc)), path, soc), soc)
+    return Tuning.of(_parse(files.read_json(path, fix=_fix(soc)), path, soc))
 
 
 def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
-    """Write more results beside those of the file, other processes' too; raises as `read` does.
+    """Merge results into the file under a lock; returns the merged tuning.
 
-    Raises `UnwritableFileError` where the file cannot be written, and `BusyError` where another
-    process measures for the dataset.
+    Raises the errors of `read`, `UnwritableFileError` for an unwritable file, and `BusyError` while
+    another process measures for the dataset.
     """
     path = path_of(dataset)
-    # Other processes would read the file, change it and write it back meanwhile.
+    # Without the lock, concurrent updates could be lost.
     with files.locked(path.parent, wait_s=LOCK_S):
-        tuning = read(dataset, soc).with_results(results, soc)
+        tuning = read(dataset, soc).with_results(results)
         write(tuning, path, soc)
     return tuning
 
 
 def write(tuning: Tuning, path: Path, soc: Soc) -> None:
-    """Write a whole file at once: a crash leaves the old one or the new one."""
+    """Write the file atomically: a crash leaves the old or the new one."""
     files.write(path, _format(tuning, device_of(soc)))
 
 
 def forget(dataset: Dataset) -> None:
-    """Delete the file, where there is one."""
     path_of(dataset).unlink(missing_ok=True)
 
 
@@ -116,7 +115,7 @@ def _parse(content: Any, path: Path, soc: Soc) -> list[Tuned]:
 
 def _check_device(device: Mapping[str, Any], path: Path, soc: Soc) -> None:
     here = json.loads(json.dumps(device_of(soc)))
-    for key in here:  # older files have more, which says nothing of the device
+    for key in here:  # older files have further, irrelevant keys
         if device.get(key) != here.get(key):
             raise MismatchError(
                 f"{path}, device, {key}: is {device.get(key)!r}, but {here.get(key)!r} in the SoC "

@@ -1,7 +1,7 @@
-"""An interface at 60 Hz: frames that a GPU draws while something else works on it, too.
+"""A user interface at 60 Hz: frames drawn on a GPU that also does other work.
 
-A frame is begun every 16.7 ms and is on time if it is there when the next one is due. One that is
-late is shown at the first refresh after its end, and the refreshes in between show nothing new.
+A frame begins every 16.7 ms and is on time if it ends before the next one is due. A late frame is
+shown at the first refresh after its end; refreshes in between show no new frame.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from msgspec import Meta
 
-from codl.records.results import Amount, Count, Latency
-from codl.runtime import threads
+from codl.ir.records.results import Amount, Count, Latency
+from codl.machine import threads
 from codl.runtime.drivers import cl_module, make_kernel
 from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 
 PERIOD_MS = 1000 / 60
-#: What a frame takes a GPU that does nothing else.
+#: Target duration of a frame on an otherwise idle GPU.
 FRAME_MS = 3.0
-#: A frame's kernel is changed until it takes `FRAME_MS` within a tenth.
+#: Relative tolerance of a frame's calibrated duration, and most tries of the calibration.
 CLOSE, TRIES = 0.1, 8
 FRAME = """
 kernel void frame(global float *out, int steps) {
@@ -35,16 +35,16 @@ kernel void frame(global float *out, int steps) {
     out[get_global_id(0)] = x;
 }
 """
-#: Frames by the refresh at which they were begun, with the milliseconds until they were there.
+#: Frames in order: the refresh at which each began, and its milliseconds from then to its end.
 Drawn: TypeAlias = tuple[tuple[Count, Annotated[float, Meta(ge=0, le=1e9)]], ...]
 
 
 @dataclass(frozen=True)
 class Frames:
-    """What became of an interface over some refreshes; `frame_ms` is of the frames that were drawn.
+    """Smoothness of an interface over some refreshes; `frame_ms` is the latency of drawn frames.
 
-    `on_time` is the share of the refreshes that showed a new frame. `worst_stall_ms` is the longest
-    time for which the screen stood still; it is one period where no frame was late.
+    `on_time` is the share of refreshes with a new frame. `worst_stall_ms` is the longest time
+    without a new frame: one period if no frame was late.
     """
 
     refreshes: Count
@@ -55,7 +55,7 @@ class Frames:
 
     @classmethod
     def of(cls, turns: Sequence[Drawn]) -> Frames:
-        """Of what was drawn in some turns, of one frame at least each."""
+        """The smoothness of several turns, each of at least one frame."""
         shown = [[begun + _periods(ms) for begun, ms in drawn] for drawn in turns]
         firsts = [drawn[0][0] for drawn in turns]
         every = [ms for drawn in turns for _, ms in drawn]
@@ -75,7 +75,7 @@ class Frames:
 
 
 def is_sound(drawn: Drawn) -> bool:
-    """Whether these can be the frames of one turn."""
+    """Whether frames are consistent: at least one, each begun after its predecessor's end."""
     return bool(drawn) and all(
         after >= before + _periods(ms) for (before, ms), (after, _) in pairwise(drawn)
     )
@@ -88,7 +88,7 @@ def draw(
     clock: Callable[[], float] = perf_counter,
     sleep: Callable[[float], object] = sleep,
 ) -> Drawn:
-    """Draw frames for `seconds`, each from the refresh behind the end of the one before."""
+    """Draw frames for `seconds`, each begun at the first refresh after its predecessor's end."""
     period_s = 1e-3 * PERIOD_MS
     drawn: list[tuple[int, float]] = []
     start, refresh = clock(), 0
@@ -103,12 +103,12 @@ def draw(
 
 
 def _periods(ms: float) -> int:
-    """After how many refreshes a frame is shown that takes `ms`."""
+    """The number of refreshes until a frame that takes `ms` is shown."""
     return max(1, ceil(ms / PERIOD_MS))
 
 
 class UiProbe:
-    """Draws frames on a device; what they take is calibrated here, while nothing else works."""
+    """Draws frames on a device; the constructor calibrates their duration on the idle device."""
 
     def __init__(self, device: OpenClDevice) -> None:
         self._device = device
@@ -120,12 +120,11 @@ class UiProbe:
             self._kernel = self._calibrated()
 
     def draw(self, seconds: float) -> Drawn:
-        """Draw frames for `seconds`, one behind the other."""
         with self._placed():
             return draw(self._draw_one, seconds)
 
     def _placed(self) -> AbstractContextManager[None]:
-        """To the cores that the device works on: its driver lets a thread that waits help."""
+        """Pin this thread to the device's cores: a CPU driver lets a waiting thread compute."""
         placement = self._device.soc.placement
         return threads.pinned_to(placement.gpu_cores or placement.cpu_cores)
 

@@ -1,107 +1,262 @@
-"""Beam search for the chains of a plan with the least predicted latency or energy.
+"""Beam search for the chains of a plan with the least predicted latency.
 
-A label is one way to execute the network up to a point between two layers. It has the clock of each
-processor, and the region of each live tensor that each processor holds. Of two labels with equal
-regions, one that is later on both clocks is dropped. At each point the best labels are extended:
-eight in large searches, and 64 in small ones, where the search is mostly exact.
+A state has the clock of each processor, and the region of each live tensor that each processor
+holds. A tensor is live while a later layer reads it. `Transitions.after` gives the state after a
+chain, with the transfers before the chain; `codl.plan.price.after_stage` moves the clocks.
+
+A label is a state at a point between two layers, and the chains that lead to it. Of two labels with
+equal regions, one that is later on both clocks is dropped. At each point the best labels are
+extended: eight in large searches, and 64 in small ones, where the search is mostly exact.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from codl.errors import CodlError, UnknownNameError
+from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
-from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import CandidateChain
-from codl.plan.cost_model import Pair
-from codl.plan.price import START
-from codl.plan.transitions import ResidentRegions, Transitions
-from codl.records.soc import PowerW, Soc
+from codl.ir.types import PROCESSORS
+from codl.lower.partition import WAYS, Residency, missing_regions
+from codl.plan.chain_costs import CandidateChain, ChainCosts, Chosen
+from codl.plan.cost_model import Milliseconds, Pair
+from codl.plan.parts import NONE, Numbers, box, key_factors, missing_sizes
+from codl.plan.price import START, TransferCost, after_stage
 
-Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
-GOALS: tuple[str, ...] = get_args(Goal)
 #: The labels that are extended at a point, in networks with at most `FEW` candidate chains and in
 #: larger ones.
 WIDEST, NARROW, FEW = 64, 8, 200
+#: The regions, by number, of each live tensor that the CPU and the GPU hold: cpu, gpu, cpu, gpu,
+#: ...
+ResidentRegions: TypeAlias = tuple[int, ...]
 
 
-class Spent(NamedTuple):
-    """What chains consume besides time: millijoules above idle power, and bytes of weights."""
+class RegionTransfer(NamedTuple):
+    """The transfers that bring a needed region of a tensor to a processor.
 
-    mj: float = 0.0
-    bytes: float = 0.0
-
-    def plus(self, other: Spent) -> Spent:
-        return Spent(self.mj + other.mj, self.bytes + other.bytes)
-
-
-NOTHING = Spent()
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The quantity to minimise, and a limit of memory.
-
-    `power_w` is the measured power of the SoC; only the goal `latency` works without it.
-    `memory_limit` bounds the bytes of weights on both processors together. A chain that is split by
-    rows has its weights on both.
+    `resident` is the region that the processor then holds, `to_cpu` the number of transfers to the
+    CPU, and `copies` the number of copies to other storages on the GPU, which take `copies_ms`.
     """
 
-    goal: Goal = "latency"
-    power_w: PowerW | None = None
-    memory_limit: int | None = None
-
-    @classmethod
-    def of(cls, goal: str, soc: Soc, memory_limit: int | None = None) -> Objective:
-        """An objective by name; raises `CodlError` where it needs `power_w` of the SoC file."""
-        if goal not in GOALS:
-            raise UnknownNameError("objective", goal, GOALS)
-        if goal != "latency" and soc.power_w is None:
-            raise CodlError(
-                f"The objective {goal!r} needs `power_w` in the SoC file of {soc.name!r}. `codl "
-                f"devices` lists energy sensors; `codl soc power {soc.name}` measures by them."
-            )
-        return cls(goal, soc.power_w, memory_limit)  # type: ignore[arg-type]
-
-    @property
-    def is_latency(self) -> bool:
-        """True where latency is minimised without a memory limit."""
-        return self.goal == "latency" and self.memory_limit is None
-
-    def spent(self, works: Pair, weights: float) -> Spent:
-        """The consumption of a chain whose shards take `works` ms and hold `weights` bytes."""
-        size = weights if self.memory_limit is not None else 0.0
-        if self.goal == "latency" or self.power_w is None:
-            return Spent(0.0, size)
-        power, (cpu_ms, gpu_ms) = self.power_w, works
-        at_once = power.both - power.cpu - power.gpu + power.idle
-        above = (power.cpu - power.idle) * cpu_ms + (power.gpu - power.idle) * gpu_ms
-        return Spent(above + at_once * min(works), size)
-
-    def allows(self, spent: Spent) -> bool:
-        return self.memory_limit is None or spent.bytes <= self.memory_limit
-
-    def energy_mj(self, latency_ms: float, spent: Spent) -> float | None:
-        """Millijoules of a plan; None without measured power."""
-        return None if self.power_w is None else self.power_w.idle * latency_ms + spent.mj
-
-    def value(self, latency_ms: float, spent: Spent) -> float:
-        """The value to minimise: milliseconds, millijoules or their product."""
-        if self.goal == "latency":
-            return latency_ms
-        energy_mj = self.energy_mj(latency_ms, spent)
-        assert energy_mj is not None
-        return energy_mj if self.goal == "energy" else energy_mj * latency_ms
+    resident: int
+    transfers: tuple[TransferCost, ...] = ()
+    to_cpu: int = 0
+    copies: int = 0
+    copies_ms: float = 0.0
 
 
-LATENCY = Objective()
+class PreChainTransfers(NamedTuple):
+    """The transfers before a chain, given the regions that are already resident.
+
+    `launches_ms` is the CPU's time to enqueue them and the chain, and `copies_ms` the GPU's time
+    for copies between storages. `resident` are the regions of the chain's inputs and outputs
+    afterwards.
+    """
+
+    transfers: tuple[TransferCost, ...]
+    launches_ms: float
+    copies_ms: float
+    resident: ResidentRegions
+
+
+class ChainEffect(NamedTuple):
+    """Effect of a chain on the resident regions, shared by equal chains at any place.
+
+    `needs` are the (processor, region) pairs that the chain reads, and `made` the regions that it
+    writes. `select` takes the resident regions of the tensors that it reads. `merge` takes the next
+    resident regions from the old ones followed by those of `PreChainTransfers`. `before` caches the
+    transfers by the selected regions.
+    """
+
+    needs: tuple[tuple[int, int], ...]
+    select: Callable[[ResidentRegions], ResidentRegions]
+    made: tuple[int, ...]
+    merge: Callable[[ResidentRegions], ResidentRegions]
+    before: dict[ResidentRegions, PreChainTransfers]
+
+
+class Transitions:
+    """Computes the state after a chain, for the chains of one network."""
+
+    def __init__(self, costs: ChainCosts, sharing: Sharing) -> None:
+        self.costs, self.network = costs, costs.network
+        self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
+        self._raised = costs.cost.signals.launches - 1
+        fresh = Residency(self.network, sharing)
+        self.start: ResidentRegions = tuple(
+            self._regions.one(self.network.shapes[name], box(fresh.held[side].get(name)))
+            for name in costs.live[0]
+            for side in PROCESSORS
+        )
+        shapes = ((name, self.network.shapes[name]) for name, _ in self.network.outputs.values())
+        #: The region number of each whole output.
+        self.results = {
+            name: self._regions.one(shape, box(Region.whole(shape))) for name, shape in shapes
+        }
+        #: By `CandidateChain.rows`, which equal chains share.
+        self._effects: dict[tuple[Chosen, int, int], ChainEffect] = {}
+        self._region_transfers: dict[tuple[int, int, int], RegionTransfer] = {}
+        #: The CPU's milliseconds to enqueue a number of kernels, and the parts of a transfer.
+        self.launches_ms = cache(costs.cost.launches_ms)
+        self._parts = cache(costs.cost.transfer_parts)
+
+    def after(
+        self, clocks: Pair, resident: ResidentRegions, candidate: CandidateChain
+    ) -> tuple[Pair, ResidentRegions]:
+        """The clocks and the resident regions after a chain."""
+        effect = self._effects.get(candidate.rows) or self._effect(candidate)
+        selected = effect.select(resident)
+        before = effect.before.get(selected)
+        if before is None:
+            held = zip(selected, effect.needs, strict=True)
+            moves = [self.region_transfer(side, region, need) for region, (side, need) in held]
+            before = self._enqueued(moves, candidate.launches, effect.made)
+            effect.before[selected] = before
+        transfers, launches_ms, copies_ms, now = before
+        clocks = after_stage(clocks, transfers, launches_ms, candidate.work_ms, copies_ms)
+        return clocks, effect.merge(resident + now)
+
+    def stage_ms(
+        self, clocks: Pair, moves: Sequence[RegionTransfer], candidate: CandidateChain | None = None
+    ) -> Pair:
+        works, launches = (candidate.work_ms, candidate.launches) if candidate else (START, 0)
+        transfers, launches_ms, copies_ms, _ = self._enqueued(moves, launches)
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms)
+
+    def _enqueued(
+        self, moves: Sequence[RegionTransfer], launches: int, made: ResidentRegions = ()
+    ) -> PreChainTransfers:
+        """All transfers before a chain of some launches that writes the regions `made`."""
+        transfers: list[TransferCost] = []
+        count, copies_ms = launches, 0.0
+        for move in moves:
+            transfers += move.transfers
+            count += move.copies + self._raised * move.to_cpu
+            copies_ms += move.copies_ms
+        launches_ms = self.launches_ms(count + len(transfers))
+        now = (*(move.resident for move in moves), *made)
+        return PreChainTransfers(tuple(transfers), launches_ms, copies_ms, now)
+
+    def end_ms(self, clocks: Pair, resident: ResidentRegions) -> float:
+        """The time at which the CPU holds all results."""
+        moves = []
+        for name, whole in self.results.items():
+            place = 2 * self.costs.live[-1].index(name)
+            moves.append(self.region_transfer(0, resident[place], whole))
+        return max(self.stage_ms(clocks, moves))
+
+    def region_transfer(self, side: int, resident: int, need: int) -> RegionTransfer:
+        """How a processor that holds one region of a tensor gets another; regions are numbers."""
+        key = (side, resident, need)
+        if key not in self._region_transfers:
+            self._region_transfers[key] = self._region_transfer(side, resident, need)
+        return self._region_transfers[key]
+
+    def _region_transfer(self, side: int, resident: int, need: int) -> RegionTransfer:
+        regions, shape = self._regions, self._regions.wholes[need]
+        needed = regions.region(need)
+        mine = regions.region(resident) if resident != NONE else None
+        joined, missing = missing_regions(shape, mine, needed, self._sharing)
+        way = WAYS[PROCESSORS[side]]
+        parts = (self._parts(way, region.shape(shape)) for region in missing)
+        transfers = tuple(TransferCost.of(way, each) for each in parts)
+        now = regions.one(shape, box(joined)) if missing else resident
+        if side == 0:
+            return RegionTransfer(now, transfers, len(transfers))
+        kept, copies, measured = self.costs.orders.copies(
+            regions.notes[resident], regions.notes[need]
+        )
+        copies_ms = 0.0
+        if measured:
+            copies_ms = measured * self._cost.sharing_ms("relayout", needed.shape(shape))
+        return RegionTransfer(regions.noted(now, kept), transfers, 0, copies, copies_ms)
+
+    def _effect(self, candidate: CandidateChain) -> ChainEffect:
+        start, stop = candidate.start, candidate.stop
+        live, named = self.costs.live[stop], self.costs.named
+        before = {name: (2 * at, 2 * at + 1) for at, name in enumerate(self.costs.live[start])}
+        needs = named(start, candidate.reads)
+        new = {name: 2 * at for at, name in enumerate(n for n in live if n not in before)}
+        made = [NONE] * (2 * len(new))  # a tensor of size 0 stays `NONE` on both processors
+        for name, side, number in named(start, candidate.writes):
+            made[new[name] + side] = number
+        # `merge` indexes: the old resident regions, the regions of the needs, the made regions.
+        first = 2 * len(before)
+        at_needs = [before[name][side] for name, side, _ in needs]
+        now = list(range(first))
+        for at, place in enumerate(at_needs):
+            now[place] = first + at
+        first += len(needs)
+        places = {name: (now[cpu], now[gpu]) for name, (cpu, gpu) in before.items()}
+        places |= {name: (first + at, first + at + 1) for name, at in new.items()}
+        effect = ChainEffect(
+            tuple((side, need) for _, side, need in needs),
+            _selector(at_needs),
+            tuple(made),
+            _selector([place for name in live for place in places[name]]),
+            {},
+        )
+        self._effects[candidate.rows] = effect
+        return effect
+
+    def prefetch(self, candidates: Sequence[CandidateChain]) -> None:
+        """Predict the transfers that may be needed between any two chains, in one batch.
+
+        A search meets a few hundred shapes of regions many times. Small batches are slow: each
+        costs as much as a hundred shapes. Regions that only a third reader needs are predicted
+        later.
+        """
+        if self._sharing == "gather":
+            return
+        made, names, all_boxes = len(self.costs.makers), self.costs.tensors, self._regions.boxes
+        #: By (processor, tensor), the numbers of the regions that chains write, and that they read.
+        written: dict[tuple[int, int], set[int]] = {}
+        read: dict[tuple[int, int], set[int]] = {
+            (0, names.index(name)): {number} for name, number in self.results.items()
+        }
+        for candidate in candidates:
+            start = candidate.start
+            for regions, rows in ((written, candidate.writes), (read, candidate.reads)):
+                for at, side, number in rows:
+                    tensor = start + at if at < made else at - made
+                    regions.setdefault((side, tensor), set()).add(number)
+        # Tensors of one width share predictions: a network has few widths and many tensors.
+        sizes: dict[tuple[int, int], list[Numbers]] = {}
+        seen_pairs: set[tuple[int, int, bytes, bytes]] = set()
+        for (side, tensor), needed in read.items():
+            shape = self.network.shapes[names[tensor]]
+            needs = np.array([*{all_boxes[number]: None for number in needed}], np.int64)
+            mine = {all_boxes[number]: None for number in (NONE, *written.get((side, tensor), ()))}
+            held = np.array([*mine], np.int64)
+            if len(self.network.readers(names[tensor])) > 1:
+                both = np.maximum(held[:, None], needs)
+                held = np.concatenate([held, both.reshape(-1, 6)])
+                held = held[np.unique(held @ key_factors(shape), return_index=True)[1]]
+            pairs = (side, shape.w, held.tobytes(), needs.tobytes())
+            if pairs not in seen_pairs:
+                seen_pairs.add(pairs)
+                sizes.setdefault((side, shape.w), []).append(missing_sizes(held, needs))
+        self._cost.prefetch_sharing(
+            (WAYS[PROCESSORS[side]], Shape(n, c, h, width))
+            for (side, width), missing in sizes.items()
+            # A set is several times as fast as `np.unique` along an axis.
+            for n, c, h in set(map(tuple, np.concatenate(missing).tolist()))
+        )
+
+
+def _selector(places: Sequence[int]) -> Callable[[ResidentRegions], ResidentRegions]:
+    """A function that selects these places of a tuple."""
+    if len(places) > 1:  # several times as fast
+        getter: Callable[[ResidentRegions], ResidentRegions] = itemgetter(*places)
+        return getter
+    return lambda regions: tuple(regions[place] for place in places)
 
 
 class Label(NamedTuple):
@@ -109,7 +264,6 @@ class Label(NamedTuple):
 
     clocks: Pair
     resident: ResidentRegions
-    spent: Spent = NOTHING
     before: Label | None = None
     candidate: CandidateChain | None = None
 
@@ -118,16 +272,10 @@ class Label(NamedTuple):
         return max(self.clocks)
 
     def beats(self, other: Label) -> bool:
-        """True where this label is at least as good as another in time, energy and memory."""
-        return (
-            self.clocks[0] <= other.clocks[0]
-            and self.clocks[1] <= other.clocks[1]
-            and self.spent.mj <= other.spent.mj
-            and self.spent.bytes <= other.spent.bytes
-        )
+        """True where no clock is later than that of another label."""
+        return self.clocks[0] <= other.clocks[0] and self.clocks[1] <= other.clocks[1]
 
     def chains(self) -> tuple[CandidateChain, ...]:
-        """The chains up to this point, first one first."""
         chains: list[CandidateChain] = []
         label: Label | None = self
         while label is not None and label.candidate is not None:
@@ -138,90 +286,80 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Best:
-    """The chains of the best plan.
+    """The chains of the fastest plan; none where no chains lead through the network.
 
-    `exact` is True where labels were dropped only because another one was at least as good. `value`
-    is the minimised value, infinite without a plan, and `energy_mj` is None without measured power.
+    `exact` is True where labels were dropped only because another one was at least as good.
     """
 
     chains: tuple[CandidateChain, ...]
     latency_ms: float
-    value: float
     exact: bool
-    energy_mj: float | None = None
-
-    @property
-    def how(self) -> str:
-        """How complete the search was, for `Plan.method`."""
-        return "exact" if self.exact else "widest labels only"
 
 
 def fastest(
-    candidates: Candidates,
+    costs: ChainCosts,
+    starting: Sequence[Sequence[CandidateChain]],
     sharing: Sharing = "missing",
     *,
-    objective: Objective = LATENCY,
     widest: int | None = None,
 ) -> Best:
-    """The best sequence of candidate chains; `widest` labels are extended at each point."""
-    search, starting = _LabelSearch(candidates, sharing, objective), candidates.starting
+    """The fastest sequence of candidate chains, which `starting` lists by their first layer.
+
+    `widest` labels are extended at each point.
+    """
+    transitions = Transitions(costs, sharing)
+    transitions.prefetch([candidate for at in starting for candidate in at])
     widest = widest or (WIDEST if sum(map(len, starting)) <= FEW else NARROW)
+    enqueues_at_once = costs.cost.launches_ms(1) == 0
     #: By point, True where candidate chains lead from it to the network's end.
     leads_on = [False] * len(starting) + [True]
     for at in reversed(range(len(starting))):
         leads_on[at] = any(leads_on[candidate.stop] for candidate in starting[at])
-    points = [_Point(widest, is_latency=objective.is_latency) for _ in leads_on]
-    points[0].keep(search.start)
+    points = [_Point(widest) for _ in leads_on]
+    points[0].keep(Label(START, transitions.start))
     exact = True
     for at, nexts in enumerate(starting):
         labels = [label for kept in points[at].labels.values() for label in kept]
         exact = exact and len(labels) <= widest
         reaching = [candidate for candidate in nexts if leads_on[candidate.stop]]
-        extensions = _Extensions(search, reaching)
-        for label in sorted(labels, key=search.rank)[:widest]:
-            for end_ms, candidate in extensions.after(label):
+        works_ms = _works_ms(reaching, transitions)
+        for label in sorted(labels, key=lambda x: (x.end_ms, min(x.clocks)))[:widest]:
+            for end_ms, number in _earliest(label, works_ms):
+                candidate = reaching[number]
                 point = points[candidate.stop]
-                new = search.after(label, candidate) if end_ms <= point.latest_ms else None
-                if new is None or new.end_ms > point.latest_ms:
+                if end_ms > point.latest_ms:
                     exact = False
-                elif objective.allows(new.spent):
-                    point.keep(new)
+                    continue
+                clocks, resident = transitions.after(label.clocks, label.resident, candidate)
+                clocks = _waited(clocks, resident, enqueues_at_once)
+                if max(clocks) > point.latest_ms:
+                    exact = False
+                else:
+                    point.keep(Label(clocks, resident, label, candidate))
         points[at].labels.clear()
-    return search.best([x for kept in points[-1].labels.values() for x in kept], exact=exact)
-
-
-def every_plan(
-    candidates: Candidates, sharing: Sharing = "missing", *, objective: Objective = LATENCY
-) -> Best:
-    """The best sequence of candidate chains, by enumeration; for networks of a few layers."""
-    search = _LabelSearch(candidates, sharing, objective)
-    best, least = None, inf
-    open_ends = [(0, search.start)]
-    while open_ends:
-        at, label = open_ends.pop()
-        if at == len(candidates.starting):
-            if search.value(label) < least and objective.allows(label.spent):
-                best, least = label, search.value(label)
-            continue
-        for candidate in candidates.starting[at]:
-            open_ends.append((candidate.stop, search.after(label, candidate)))
-    return search.best([] if best is None else [best], exact=True)
+    ends = [
+        (transitions.end_ms(label.clocks, label.resident), label)
+        for kept in points[-1].labels.values()
+        for label in kept
+    ]
+    if not ends:
+        return Best((), inf, exact)
+    latency_ms, label = min(ends, key=itemgetter(0))
+    return Best(label.chains(), latency_ms, exact)
 
 
 class _Point:
     """The labels at a point, and the latest time at which a label can still be extended."""
 
-    def __init__(self, widest: int, *, is_latency: bool) -> None:
+    def __init__(self, widest: int) -> None:
         self.labels: dict[ResidentRegions, list[Label]] = {}
         self._ends: list[float] = []
-        self._widest, self._is_latency = widest, is_latency
+        self._widest = widest
 
     @property
     def latest_ms(self) -> float:
         """Labels that end later than this are not among the `widest` best ones."""
-        if not self._is_latency or len(self._ends) < self._widest:
-            return inf
-        return self._ends[self._widest - 1]
+        return inf if len(self._ends) < self._widest else self._ends[self._widest - 1]
 
     def keep(self, new: Label) -> None:
         """Add a label unless an equal or better one is there; drop the labels that it beats."""
@@ -235,75 +373,36 @@ class _Point:
         insort(self._ends, new.end_ms)
 
 
-class _Extensions:
-    """The candidate chains that begin at a point, with lower bounds of their times as columns."""
+def _works_ms(candidates: Sequence[CandidateChain], transitions: Transitions) -> Milliseconds:
+    """The least milliseconds of each processor for each chain, shaped (2, chains).
 
-    def __init__(self, search: _LabelSearch, candidates: Sequence[CandidateChain]) -> None:
-        self._candidates = candidates
-        works = np.array([candidate.work_ms for candidate in candidates], np.float64).reshape(-1, 2)
-        launches_ms = search.transitions.launches_ms
-        launches = np.array([launches_ms(candidate.launches) for candidate in candidates])
-        self._cpu, self._gpu = works[:, 0] + launches, works[:, 1]
-
-    def after(self, label: Label) -> Iterable[tuple[float, CandidateChain]]:
-        """Each chain with a lower bound of its end after a label, the earliest first.
-
-        The search mostly looks at the first few only.
-        """
-        cpu, gpu = label.clocks
-        works_on = (max(gpu, cpu) + self._gpu) * (self._gpu > 0)
-        ends = np.maximum(cpu + self._cpu, np.maximum(works_on, gpu))
-        order = np.argsort(ends, kind="stable")
-        return zip(ends[order].tolist(), map(self._candidates.__getitem__, order), strict=True)
+    The CPU also enqueues the GPU's kernels.
+    """
+    works = np.array([candidate.work_ms for candidate in candidates], np.float64).reshape(-1, 2)
+    launches_ms = [transitions.launches_ms(candidate.launches) for candidate in candidates]
+    return np.stack([works[:, 0] + np.array(launches_ms), works[:, 1]])
 
 
-class _LabelSearch:
-    """Extends labels, and compares them."""
+def _earliest(label: Label, works_ms: Milliseconds) -> Iterable[tuple[float, int]]:
+    """A lower bound of the end of each chain after a label, and the chain's number.
 
-    def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
-        self.candidates, self.objective = candidates, objective
-        self.transitions = Transitions(candidates.costs, sharing)
-        self.transitions.prefetch([candidate for at in candidates.starting for candidate in at])
-        self.start = Label(START, self.transitions.start)
-        cost = candidates.costs.cost
-        self._enqueues_at_once = cost.launches_ms(1) == 0
+    The chain that can end first comes first; the search mostly looks at the first few only.
+    """
+    cpu, gpu = label.clocks
+    works_on = (max(gpu, cpu) + works_ms[1]) * (works_ms[1] > 0)
+    ends = np.maximum(cpu + works_ms[0], np.maximum(works_on, gpu))
+    order = np.argsort(ends, kind="stable")
+    return zip(ends[order].tolist(), order.tolist(), strict=True)
 
-    def rank(self, label: Label) -> tuple[float, float]:
-        """The key that orders the labels of a point, the best one first."""
-        return self.objective.value(label.end_ms, label.spent), min(label.clocks)
 
-    def value(self, label: Label) -> float:
-        """The value to minimise of a label after the last layer."""
-        return self.objective.value(self._end_ms(label), label.spent)
+def _waited(clocks: Pair, resident: ResidentRegions, enqueues_at_once: bool) -> Pair:
+    """Advance the clock of a processor without resident regions to the other one's clock.
 
-    def _end_ms(self, label: Label) -> float:
-        return self.transitions.end_ms(label.clocks, label.resident)
-
-    def best(self, labels: Sequence[Label], *, exact: bool) -> Best:
-        """The best of some labels after the last layer."""
-        if not labels:
-            return Best((), inf, inf, exact)
-        label = min(labels, key=self.value)
-        latency_ms = self._end_ms(label)
-        energy_mj = self.objective.energy_mj(latency_ms, label.spent)
-        return Best(label.chains(), latency_ms, self.value(label), exact, energy_mj)
-
-    def after(self, label: Label, candidate: CandidateChain) -> Label:
-        """The label after one more chain."""
-        clocks, resident = self.transitions.after(label.clocks, label.resident, candidate)
-        spent = label.spent
-        if not self.objective.is_latency:
-            spent = spent.plus(self.objective.spent(candidate.work_ms, candidate.weights))
-        return Label(self._waited(clocks, resident), resident, spent, label, candidate)
-
-    def _waited(self, clocks: Pair, resident: ResidentRegions) -> Pair:
-        """Advance the clock of a processor without resident regions to the other one's clock.
-
-        It has no work before then, except that the CPU may have to enqueue the GPU's next kernels.
-        """
-        cpu, gpu = clocks
-        if self._enqueues_at_once and not any(resident[0::2]):
-            return max(cpu, gpu), gpu
-        if not any(resident[1::2]):
-            return cpu, max(cpu, gpu)
-        return clocks
+    It has no work before then, except that the CPU may have to enqueue the GPU's next kernels.
+    """
+    cpu, gpu = clocks
+    if enqueues_at_once and not any(resident[0::2]):
+        return max(cpu, gpu), gpu
+    if not any(resident[1::2]):
+        return cpu, max(cpu, gpu)
+    return clocks

@@ -1,4 +1,9 @@
-"""Makes plans: of given chains, of one processor, and with fallbacks for wrong variants."""
+"""Makes plans: of given chains, of one processor, and with fallbacks for wrong variants.
+
+`make_plan` chooses the variants that are predicted fastest for given chains, and predicts the plan.
+`one_processor` and `cpu_plans` make predicted plans without a split, `default_plan` and
+`preferring` plans without predictions. `with_fallbacks` replaces variants that were found wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,17 @@ from typing import Any, TypeAlias
 from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, OpFallback, Plan, Sharing
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
+from codl.plan.beam_search import Transitions
 from codl.plan.chain_costs import ChainCosts, ChainKey
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, estimated, not_counted
-from codl.plan.cpu_libraries import in_each_library
+from codl.plan.parts import Walk
 from codl.plan.price import START
-from codl.plan.shards import planar_of
-from codl.plan.sub_ops import Walk
-from codl.plan.transitions import Transitions
-from codl.records.soc import Soc
+from codl.plan.shards import in_each_library, planar_of
 
 #: A split plan must be predicted to take less than this part of the faster processor's latency.
 #: Predictions of one processor are within 10 % for most networks, and plans of many chains are
@@ -55,76 +59,61 @@ def make_plan(
     `costs` may be chain costs of the same cost model at these ratios. Raises `UnsupportedError` for
     a layer for which its processor has no variant with a predictor.
     """
-    plan = _unpredicted(
-        network,
-        cost.soc,
-        strategy,
-        chains,
-        sharing,
+    if costs is None:
+        costs = ChainCosts(network, cost, sorted({0.0, 1.0, *(x.gpu_ratio for x in chains)}))
+    plan = _unpredicted(network, cost.soc, strategy, chains, sharing)
+    keys: list[ChainKey] = []
+    for chain, layers in plan.layers(network):
+        start = keys[-1][1] if keys else 0
+        keys.append((start, start + len(layers), chain.dim, chain.gpu_ratio))
+    transitions = Transitions(costs, sharing)
+    new = [costs.walk(*key) for key in keys if key not in costs.known]
+    if new:
+        transitions.prefetch(costs.evaluate(new))
+    if not costs.known.keys() >= set(keys):
+        raise _unsupported(costs, new)
+    clocks, resident, planned = START, transitions.start, []
+    for chain, key in zip(plan.chains, keys, strict=True):
+        candidate = costs.known[key]
+        clocks, resident = transitions.after(clocks, resident, candidate)
+        variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
+        planned.append(replace(chain, variants=variants))
+    return replace(
+        plan,
+        chains=tuple(planned),
+        predicted_ms=transitions.end_ms(clocks, resident),
         predictor=cost.predictors.name,
         source=cost.soc.source,
         not_counted=not_counted(cost, network),
         estimated=estimated(cost, network),
         method=method,
     )
-    ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains)})
-    return _with_variants(network, plan, costs or ChainCosts(network, cost, ratios))
 
 
 def _unpredicted(
-    network: Network,
-    soc: Soc,
-    strategy: str,
-    chains: Iterable[Chain],
-    sharing: Sharing,
-    **more: Any,
+    network: Network, soc: Soc, strategy: str, chains: Iterable[Chain], sharing: Sharing
 ) -> Plan:
     return Plan(
         model=network.name,
         digest=network.digest,
         soc=soc.name,
         strategy=strategy,
+        predictor="none",
         sharing=sharing,
         predicted_ms=None,
         chains=tuple(chains),
-        **{"predictor": "none", **more},
     )
 
 
-def _with_variants(network: Network, plan: Plan, costs: ChainCosts) -> Plan:
-    """The plan with the variants that are predicted fastest, and its predicted latency."""
-    ratios, stop = costs.sub_ops.ratios, 0
-    walks: dict[ChainKey, Walk] = {}
-    for chain, layers in plan.layers(network):
-        start, stop = stop, stop + len(layers)
-        walk = Walk(stop, chain.dim, ratios.index(chain.gpu_ratio), frozenset([start]))
-        walks[start, stop, chain.dim, chain.gpu_ratio] = walk
-    transitions = Transitions(costs, plan.sharing)
-    new = [walk for key, walk in walks.items() if key not in costs.known]
-    if new:
-        transitions.prefetch(costs.evaluate(new))
-    if not walks.keys() <= costs.known.keys():
-        raise _unsupported(costs, new)
-    clocks, resident, chains = START, transitions.start, []
-    for chain, key in zip(plan.chains, walks, strict=True):
-        candidate = costs.known[key]
-        clocks, resident = transitions.after(clocks, resident, candidate)
-        variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
-        chains.append(replace(chain, variants=variants))
-    predicted_ms = transitions.end_ms(clocks, resident)
-    return replace(plan, chains=tuple(chains), predicted_ms=predicted_ms)
-
-
 def _unsupported(costs: ChainCosts, walks: Sequence[Walk]) -> UnsupportedError:
-    """The error that names a part without a variant."""
-    for step in costs.steps(walks):
+    for step in costs.halo(walks).steps():
         for numbers in step.parts:
             for side, number in enumerate(numbers.tolist()):
-                if costs.sub_ops.fastest_ms(numbers[[side]], side)[0] == inf:
+                if costs.table.fastest_ms(numbers[[side]], side)[0] == inf:
                     name = costs.network.layers[step.layer].name
                     return UnsupportedError(
                         f"The {PROCESSORS[side]} has no kernel variant with a predictor for "
-                        f"{name!r} ({to_text(costs.sub_ops.op(number))})."
+                        f"{name!r} ({to_text(costs.table.op(number))})."
                     )
     raise AssertionError("every part has a variant")
 
@@ -166,26 +155,19 @@ def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]
     """
     costs = in_each_library(network, cost)
     plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
-    # Library 0 (ncnn) has several variants of an op; only predictions can choose one.
-    others = (_in_library(network, cost.soc, at, strategy) for at in range(1, len(LIBRARIES)))
-    plans += filter(None, others)
+    # After a short collection only some ops of a library have predictions, and predicted plans mix
+    # libraries. So each library also has a plan without predictions. Library 0 (ncnn) has several
+    # variants of an op; only predictions can choose one.
+    for library in () if cost.soc.is_replayed else range(1, len(LIBRARIES)):
+        accepted = ((x.name, registry.of_library(x.op, library, cost.soc)) for x in network.layers)
+        variants = {name: variant.name for name, variant in accepted if variant is not None}
+        if variants:
+            plan = default_plan(network, cost.soc, "cpu", variants=variants)
+            plans.append(replace(plan, strategy=strategy))
     different: dict[str, Plan] = {}
     for plan in plans:
         different.setdefault(plan.fingerprint, plan)
     return list(different.values())
-
-
-def _in_library(network: Network, soc: Soc, library: int, strategy: str) -> Plan | None:
-    """All ops on the CPU in one library where possible, without predictions; None without it.
-
-    After a short collection only some ops of a library have predictions, and predicted plans mix
-    libraries.
-    """
-    accepted = {layer.name: registry.of_library(layer.op, library, soc) for layer in network.layers}
-    variants = {name: variant.name for name, variant in accepted.items() if variant is not None}
-    if not variants or soc.is_replayed:
-        return None
-    return replace(default_plan(network, soc, "cpu", variants=variants), strategy=strategy)
 
 
 def unless_alone(
@@ -195,8 +177,6 @@ def unless_alone(
 
     `costs` may be chain costs of the same cost model.
     """
-    if "worth" in cost.off:
-        return plan
     cost, ops = covered(cost, network), [layer.op for layer in network.layers]
     alone = [
         one_processor(
@@ -296,14 +276,10 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
     by_layer: dict[str, dict[Processor, OpFallback]] = {}
     for fallback in fallbacks:
         by_layer.setdefault(fallback.op, {})[fallback.processor] = fallback
-    chains = [
-        changed
-        for chain, layers in plan.layers(network)
-        for changed in _changed(chain, layers, by_layer)
-    ]
+    changed = (_changed(*chain_and_layers, by_layer) for chain_and_layers in plan.layers(network))
     return replace(
         plan,
-        chains=tuple(chains),
+        chains=tuple(chain for chains in changed for chain in chains),
         predicted_ms=None,
         predicted_mj=None,
         fallbacks=(*plan.fallbacks, *fallbacks),
@@ -314,11 +290,7 @@ def for_soc(network: Network, fallbacks: Iterable[OpFallback]) -> tuple[OpFallba
     """The fallbacks of a plan in the form of a SoC file: by op text, without duplicates."""
     texts = {layer.name: to_text(layer.op) for layer in network.layers}
     named = (replace(fallback, op=texts[fallback.op]) for fallback in fallbacks)
-    return tuple(
-        {
-            (fallback.op, fallback.processor, fallback.variant): fallback for fallback in named
-        }.values()
-    )
+    return tuple({(each.op, each.processor, each.variant): each for each in named}.values())
 
 
 def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterator[Chain]:

@@ -1,4 +1,9 @@
-"""Corrects predictions of ops with the measured times of plans that ran.
+"""Learns from plans that ran: corrects predictions of ops, and proposes the next plan to run.
+
+`Evidence` compares a run with predictions, part by part, and `corrected` gives a cost model with
+correction factors. `Improver` touches no device: its caller runs plans and passes the measurements.
+The improver then proposes the plan that the corrected cost model predicts to be fastest: the best
+one with balanced ratios, or a new one from a search.
 
 The logarithm of measured over predicted latency is modelled as a sum of offsets: of the processor,
 of plans on that processor alone, of the target (a kernel variant), of the layer in any variant, of
@@ -10,30 +15,31 @@ plans on both processors, so the offset of a processor alone is estimated and le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from math import log
+from math import inf, log
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Network, Op, parse
-from codl.ir.columns import amounts
+from codl.ir.columns import ColumnsByType
 from codl.ir.executable import Executable, GpuOp, Net
+from codl.ir.plan import Plan
+from codl.ir.records.profile import PlanRun
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.lower.nets import library_of, packed
-from codl.lower.rules import storing
+from codl.lower.partition import storing
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.price import StageTimes, stage_times, walk
-from codl.plan.profile_feedback import ProfiledTimes, Totals
-from codl.records.profile import PlanRun
-from codl.records.soc import Soc
+from codl.plan.price import ProfiledTimes, StageTimes, Totals, price, stage_times, walk
+from codl.plan.search import recut, search
+from codl.plan.shards import in_each_library
 
 #: Ratios below this are not used: the op was not computed.
 LEAST = 0.02
@@ -48,6 +54,11 @@ SPREAD = 2.0
 SWEEPS = 2
 #: The most means that the variances are fitted to, evenly spread; time grows with the cube.
 FITTED = 120
+#: A new plan must be predicted to take less than this part of the balanced best plan's latency:
+#: predictions of chains that ran are better.
+NEW_CHAINS = 0.99
+#: Libraries within this factor of the best one are searched again.
+PROMISING = 1.1
 Matrix = NDArray[np.float64]
 
 
@@ -96,7 +107,7 @@ class ProfileCorrections:
         by_side: dict[Processor, list[OpRatio]] = {side: [] for side in PROCESSORS}
         for sample in samples:
             by_side[sample.processor].append(sample)
-        self._sides = {side: _Side(own) for side, own in by_side.items() if own}
+        self._sides = {side: _ProcessorFit(own) for side, own in by_side.items() if own}
 
     def factors(self, processor: Processor, target: str, ops: Sequence[Op]) -> Matrix:
         """The factors of a target's predictions, (ops); 1 for a processor without samples."""
@@ -105,107 +116,70 @@ class ProfileCorrections:
         return self._sides[processor].factors(target, ops)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The samples of one processor.
+class _ProcessorFit:
+    """The offsets of one processor, fitted to samples.
 
     Repeated ratios of an op in one target, as in equal blocks, count as their mean with less noise,
     and their scatter informs the noise. This is equivalent to using each ratio by itself.
     """
 
-    samples: Sequence[OpRatio]
-
-    @cached_property
-    def _logs(self) -> Mapping[tuple[str, Op, bool], NDArray[np.float64]]:
-        """The logarithms of ratios by (target, op, is_alone)."""
-        logs: dict[tuple[str, Op, bool], list[float]] = {}
-        for sample in self.samples:
+    def __init__(self, samples: Sequence[OpRatio]) -> None:
+        by_key: dict[tuple[str, Op, bool], list[float]] = {}
+        for sample in samples:
             key = sample.target, sample.op, sample.is_alone
-            logs.setdefault(key, []).append(log(sample.ratio))
-        return {key: np.array(values) for key, values in logs.items()}
-
-    @cached_property
-    def _features(self) -> Matrix:
-        return _features([op for _, op, _ in self._logs])
-
-    @cached_property
-    def _targets(self) -> NDArray[np.str_]:
-        return np.array([target for target, _, _ in self._logs])
-
-    @cached_property
-    def _fit(self) -> tuple[Deviations, NDArray[np.float64]]:
-        """The fitted deviations, and the weights of the means."""
-        count = len(self._logs)
-        some = self._likelihood(np.unique(np.linspace(0, count - 1, FITTED).round().astype(int)))
-        best = USUAL
-        least = some.against(best)[0]
-        for _, name in product(range(SWEEPS), vars(best)):
+            by_key.setdefault(key, []).append(log(sample.ratio))
+        logs, count = [np.array(values) for values in by_key.values()], len(by_key)
+        self._features = _features([op for _, op, _ in by_key])
+        self._targets = np.array([target for target, _, _ in by_key])
+        self._alone = np.array([float(is_alone) for _, _, is_alone in by_key])
+        self._means = np.array([each.mean() for each in logs])
+        self._counts = np.array([len(each) for each in logs])
+        #: Sums of squared differences of log ratios from their means.
+        self._squares = np.array([((each - each.mean()) ** 2).sum() for each in logs])
+        under = self._likelihood(np.unique(np.linspace(0, count - 1, FITTED).round().astype(int)))
+        self._deviations = USUAL
+        least = under(USUAL)[0]
+        for _, name in product(range(SWEEPS), vars(USUAL)):
             for tried in TRIED:
-                other = replace(best, **{name: tried})
-                value = some.against(other)[0]
+                other = replace(self._deviations, **{name: tried})
+                value = under(other)[0]
                 if value < least:
-                    best, least = other, value
-        return best, self._likelihood(np.arange(count)).against(best)[1]
+                    self._deviations, least = other, value
+        self._weights = self._likelihood(np.arange(count))(self._deviations)[1]
 
-    def _likelihood(self, places: NDArray[np.intp]) -> _Likelihood:
-        """The likelihood of the means at some places."""
-        features, targets = self._features[places], self._targets[places]
-        logs, keys = [*self._logs.values()], [*self._logs]
-        chosen = [logs[at] for at in places]
-        return _Likelihood(
-            near=_near(features, features),
-            same=(targets[:, None] == targets[None, :]).astype(float),
-            alone=np.array([float(keys[at][2]) for at in places]),
-            means=np.array([each.mean() for each in chosen]),
-            counts=np.array([len(each) for each in chosen]),
-            squares=sum(float(((each - each.mean()) ** 2).sum()) for each in chosen),
-        )
+    def _likelihood(self, at: NDArray[np.intp]) -> Callable[[Deviations], tuple[float, Matrix]]:
+        """The negative log likelihood of the means at some places, and the weight of each."""
+        counts, means, squares = self._counts[at], self._means[at], float(self._squares[at].sum())
+        near = _near(self._features[at], self._features[at])
+        same = (self._targets[at, None] == self._targets[None, at]).astype(float)
+        both_alone, more = np.outer(self._alone[at], self._alone[at]), float((counts - 1).sum())
+
+        def under(deviations: Deviations) -> tuple[float, Matrix]:
+            noise = deviations.noise
+            covariance = _covariance(deviations, near, same) + deviations.alone**2 * both_alone
+            covariance[np.diag_indices_from(covariance)] += noise**2 / counts
+            weights = np.linalg.solve(covariance, means)
+            half_determinant = np.log(np.diag(np.linalg.cholesky(covariance))).sum()
+            scatter = 0.5 * squares / noise**2 + more * log(noise)
+            value = 0.5 * means @ weights + half_determinant + scatter + deviations.unlikely
+            return float(value), np.asarray(weights)
+
+        return under
 
     def factors(self, target: str, ops: Sequence[Op]) -> Matrix:
-        deviations, weights = self._fit
         near = _near(_features(ops), self._features)
-        covariance = _covariance(deviations, near, (self._targets == target).astype(float)[None])
-        return np.asarray(np.exp(covariance @ weights))
+        covariance = _covariance(self._deviations, near, (self._targets == target).astype(float))
+        return np.asarray(np.exp(covariance @ self._weights))
 
 
-@dataclass(frozen=True)
-class _Likelihood:
-    """Means of `counts` log ratios each, with the similarity of their ops and targets.
-
-    `squares` is the sum of squared differences of log ratios from their means.
-    """
-
-    near: Matrix
-    same: Matrix
-    alone: Matrix
-    means: Matrix
-    counts: Matrix
-    squares: float
-
-    def against(self, deviations: Deviations) -> tuple[float, Matrix]:
-        """The negative log likelihood under some deviations, and the weight of each mean."""
-        noise = deviations.noise
-        covariance = _covariance(deviations, self.near, self.same)
-        covariance += deviations.alone**2 * np.outer(self.alone, self.alone)
-        covariance[np.diag_indices_from(covariance)] += noise**2 / self.counts
-        weights = np.linalg.solve(covariance, self.means)
-        half_determinant = np.log(np.diag(np.linalg.cholesky(covariance))).sum()
-        more = float((self.counts - 1).sum())
-        scatter = 0.5 * self.squares / noise**2 + more * log(noise)
-        value = 0.5 * self.means @ weights + half_determinant + scatter + deviations.unlikely
-        return float(value), np.asarray(weights)
-
-
-def _covariance(deviations: Deviations, near: Matrix, same: Matrix) -> Matrix:
+def _covariance(d: Deviations, near: Matrix, same: Matrix) -> Matrix:
     """The covariance of offsets, from the similarity of ops (`near`) and of targets (`same`)."""
-    d = deviations
-    parts = d.target**2 * same + near * (d.layer**2 + d.op**2 * same)
-    return np.asarray(d.processor**2 + parts)
+    return np.asarray(d.processor**2 + d.target**2 * same + near * (d.layer**2 + d.op**2 * same))
 
 
 def _features(ops: Sequence[Op]) -> Matrix:
     """Features of ops in units of length scales, shaped (ops, 5)."""
-    inputs, _, outputs, flops = amounts(ops)
+    inputs, _, outputs, flops = ColumnsByType(ops).amounts
     shapes = np.array([op.output[-3:] for op in ops], np.float64)
     channels, rows, columns = shapes.T
     kept = flops / outputs, inputs / (rows * columns), columns
@@ -214,7 +188,6 @@ def _features(ops: Sequence[Op]) -> Matrix:
 
 
 def _near(some: Matrix, others: Matrix) -> Matrix:
-    """The similarity of ops, 1 for equal features."""
     apart = (some**2).sum(1)[:, None] + (others**2).sum(1)[None] - 2 * some @ others.T
     return np.asarray(np.exp(-0.5 * np.maximum(apart, 0.0)))
 
@@ -248,7 +221,6 @@ class Evidence:
 
 
 def corrected(cost: CostModel, evidence: Iterable[Evidence]) -> CostModel:
-    """A cost model with the corrections from the evidence of a network's plans."""
     samples: list[OpRatio] = []
     stages: list[float] = []
     for each in evidence:
@@ -261,7 +233,7 @@ def corrected(cost: CostModel, evidence: Iterable[Evidence]) -> CostModel:
 def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[float]:
     """The mean overhead of stages with work on both processors; empty without such stages."""
     profiled = ProfiledTimes.of_totals(executable, run.totals)
-    times = profiled.with_all(stage_times(executable, cost))
+    times = profiled.put_in(stage_times(executable, cost))
     both = sum(all(stage.works_ms) for stage in times)
     rest_ms = run.latency_ms - walk(executable, times).latency_ms
     return [max(0.0, rest_ms) / both] if both else []
@@ -278,10 +250,10 @@ def op_ratios(
     for stage in stage_times(executable, cost):
         for processor, measured_ms, expected_ms, ops in _timed(executable, stage, totals, cost):
             if expected_ms > 0 and measured_ms > LEAST * expected_ms:
-                ratio = measured_ms / expected_ms
-                ratios += [
-                    _of_op(processor, text, variant, ratio, is_alone) for text, variant in ops
-                ]
+                for op, variant in ((parse(text), variant) for text, variant in ops):
+                    target = registry.target(registry.find(op, variant), op)
+                    ratio = measured_ms / expected_ms
+                    ratios.append(OpRatio(processor, target, op, ratio, is_alone))
     return ratios
 
 
@@ -327,7 +299,9 @@ def _layers(
         cost.variant_ms(op, "cpu", layer.variant) - called_ms
         for op, layer, called_ms in zip(ops, net.layers, calls_ms, strict=True)
     ]
-    loads, stores = _packing_ms(executable, net, cost)
+    packing = [(move[0], cost.packing_ms(move)) for move in packed(executable, net)]
+    stores = sum(ms for way, ms in packing if way == storing(library_of(net)))
+    loads = sum(ms for way, ms in packing if way != storing(library_of(net)))
     whole_ms = sum(alone_ms) + max(calls_ms) + loads + stores
     beside = net_ms / whole_ms if whole_ms > 0 else 1.0
     before, behind = beside * (loads + max(calls_ms)), beside * stores
@@ -343,19 +317,104 @@ def _layers(
         yield "cpu", max(rest_ms, ms / 2), beside * expected_ms, [text]
 
 
-def _packing_ms(executable: Executable, net: Net, cost: CostModel) -> tuple[float, float]:
-    """Predicted milliseconds of packing the inputs of a net, and of unpacking its outputs."""
-    loads_ms = stores_ms = 0.0
-    for move in packed(executable, net):
-        move_ms = cost.packing_ms(move)
-        if move[0] == storing(library_of(net)):
-            stores_ms += move_ms
-        else:
-            loads_ms += move_ms
-    return loads_ms, stores_ms
+# Proposals.
 
 
-def _of_op(processor: Processor, text: str, name: str, ratio: float, is_alone: bool) -> OpRatio:
-    op = parse(text)
-    target = registry.target(registry.find(op, name), op)
-    return OpRatio(processor, target, op, ratio, is_alone)
+@dataclass
+class Improver:
+    """Proposes plans of one network on one SoC.
+
+    `cost` has no corrections, `soc` is the one that plans are lowered for, and `strategy` is the
+    name in plans.
+    """
+
+    network: Network
+    cost: CostModel
+    soc: Soc
+    strategy: str = "codl"
+    runs: dict[str, PlanRun] = field(default_factory=dict)
+    _evidence: dict[str, Evidence] = field(default_factory=dict)
+    _corrected: CostModel | None = None
+    #: The predicted latency of the best plan in each library, from the last searches.
+    _found_ms: list[float] = field(default_factory=list)
+
+    def observe(self, runs: Iterable[PlanRun]) -> None:
+        for run in runs:
+            name = run.plan.fingerprint
+            if self.runs.get(name) != run:
+                self.runs[name], self._corrected = run, None
+                self._evidence[name] = Evidence.of(self.network, run, self.cost, self.soc)
+
+    @property
+    def corrected(self) -> CostModel:
+        if self._corrected is None:
+            self._corrected = corrected(self.cost, self._evidence.values())
+        return self._corrected
+
+    @property
+    def best(self) -> PlanRun | None:
+        split = (run for run in self.runs.values() if run.plan.is_split)
+        return min(split, key=lambda run: run.latency_ms, default=None)
+
+    def proposals(self, tried: Collection[str] = ()) -> Iterator[Plan]:
+        """Plans that have not run, the one predicted fastest first.
+
+        `tried` are fingerprints of further plans to skip.
+        """
+        done = {*self.runs, *tried}
+        balanced_ms = inf
+        if self.best is not None:
+            balanced = self.balanced(self.best.plan)
+            if balanced.fingerprint not in done:
+                done.add(balanced.fingerprint)
+                balanced_ms = balanced.predicted_ms or inf
+        found = sorted(self._searched(), key=lambda plan: plan.predicted_ms or inf)
+        is_due = balanced_ms < inf
+        for plan in found:
+            if is_due and (plan.predicted_ms or inf) > NEW_CHAINS * balanced_ms:
+                is_due = False
+                yield balanced
+            if plan.fingerprint not in done:
+                done.add(plan.fingerprint)
+                yield plan
+        if is_due:
+            yield balanced
+
+    def balanced(self, plan: Plan) -> Plan:
+        """The plan with its ratios moved to where both processors end together.
+
+        Chains and dimensions stay. One step moves ratios a little, so steps repeat until they gain
+        nothing.
+        """
+        moved, before = replace(plan, predicted_ms=None), ""
+        while moved.fingerprint != before:
+            before, moved = moved.fingerprint, recut(moved, self.network, self.corrected)
+        return moved
+
+    def _searched(self) -> list[Plan]:
+        """The best plan with the CPU in each library, and in several.
+
+        Libraries that were not within `PROMISING` of the best one last time are skipped.
+        """
+        costs = in_each_library(self.network, self.corrected)
+        known = self._found_ms if len(self._found_ms) == len(costs) else [0.0] * len(costs)
+        limit_ms, plans = PROMISING * min(known), []
+        for at, each in enumerate(costs):
+            if known[at] <= limit_ms:
+                plan = search(self.network, each, self.strategy)
+                plans.append(plan)
+                known[at] = plan.predicted_ms or 0.0
+        self._found_ms = known
+        return plans
+
+    def predicted_ms(self, plan: Plan) -> float:
+        """The latency of a plan by the corrected cost model, in milliseconds."""
+        executable = lower(self.network, plan, self.soc, self.cost.tuning)
+        return price(executable, self.corrected).latency_ms
+
+
+def waiting(stages: Sequence[StageTimes]) -> float:
+    """The part of the time of stages with work on both processors in which one of them waits."""
+    both = [stage.works_ms for stage in stages if all(stage.works_ms)]
+    longest_ms = sum(max(works) for works in both)
+    return sum(max(works) - min(works) for works in both) / longest_ms if longest_ms else 0.0

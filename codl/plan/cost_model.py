@@ -1,5 +1,9 @@
 """Predicted latencies on one SoC: ops inside a network, data sharing, launches.
 
+`CostModel` turns trained predictors into the milliseconds that the planner adds up: of an op in
+each kernel variant, of a transfer by its parts, of packing, and of enqueueing kernels. All costs
+are cached and predicted in batches.
+
 Predictors are trained on ops that run repeatedly by themselves. Inside a network an op takes longer
 (`codl.predict.in_network_cost`), a batch may be computed at once, and the runs of earlier plans may
 correct predictions.
@@ -25,65 +29,33 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Dim, Network, Op, Region, Shape
+from codl.ir import Op, Shape
 from codl.ir.columns import ColumnsByType
-from codl.ir.plan import Plan
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.tuning import Tuning
-from codl.lower.partition import partition_plan
-from codl.predict.context_terms import Batch, EventWait, FirstLaunch, FlagWait, Gap, Launches
-from codl.predict.features import Item, sharing_target
+from codl.predict.features import (
+    Batch,
+    EventWait,
+    FirstLaunch,
+    FlagWait,
+    Gap,
+    Item,
+    Launches,
+    sharing_target,
+)
 from codl.predict.in_network_cost import (
     InNetworkCost,
     InNetworkCosts,
-    Traffic,
     costs_of,
+    kept_bytes,
     largest_cache,
     library_of,
     measured_way,
 )
-from codl.records.gpu_limits import UNLIMITED, GpuLimits
-from codl.records.soc import Soc
-
-#: The part of an add's GPU latency that is left where a convolution's kernel computes it: one of
-#: three tensors still moves. 0.2 was measured (docs/decisions.md).
-FUSED_ADD_FRACTION = 1 / 3
-
-
-#: The regions of a layer that the CPU and the GPU compute; None for none.
-Shares: TypeAlias = tuple[Region | None, Region | None]
-
-
-@dataclass(frozen=True)
-class WeightPlaces:
-    """Restricts where weights may be, so that two plans of a model can share them.
-
-    With `once`, no weight is on both processors. `shares` and `cuts` come from a plan to follow: by
-    layer, the regions of both processors, and the dimension and ratio of its chain. A product that
-    is cut by rows has all weights on both processors; cut by columns, each processor has its own.
-    """
-
-    once: bool = False
-    shares: Mapping[str, Shares] = field(default_factory=dict)
-    cuts: Mapping[str, tuple[Dim, float]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, network: Network, plan: Plan, soc: Soc) -> WeightPlaces:
-        """The places of a plan that holds each weight once."""
-        shares: dict[str, Shares] = {}
-        cuts: dict[str, tuple[Dim, float]] = {}
-        for segment in partition_plan(network, plan, soc).segments:
-            parts = [{p.layer.name: p.region for p in s.parts} for s in (segment.cpu, segment.gpu)]
-            for name in segment.chain.ops:
-                shares[name] = parts[0].get(name), parts[1].get(name)
-                cuts[name] = segment.chain.dim, segment.chain.gpu_ratio
-        return cls(True, shares, cuts)
-
-
-ANYWHERE = WeightPlaces()
-
 
 #: Typical milliseconds for which a queue is empty, or the CPU waits, in networks with stages of a
 #: few milliseconds.
@@ -108,6 +80,7 @@ class SignalCosts:
 
     @classmethod
     def of(cls, predictors: LatencyPredictors, *, raises_flags: bool = False) -> SignalCosts:
+        """From the predictors of signals, of flags too where the GPU raises them."""
         targets = frozenset(predictors.targets)
 
         def predicted_ms(signal: Gap) -> float | None:
@@ -149,8 +122,6 @@ MANY_LAUNCHES = 128
 
 
 class LatencyPredictors(Protocol):
-    """The predictions that the planner needs, in milliseconds."""
-
     @property
     def name(self) -> str: ...
 
@@ -163,9 +134,7 @@ class LatencyPredictors(Protocol):
         ...
 
     @property
-    def inside(self) -> InNetworkCosts:
-        """The additional costs of ops inside a network, by processor or library."""
-        ...
+    def inside(self) -> InNetworkCosts: ...
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds: ...
 
@@ -198,9 +167,7 @@ class _Predicted(NamedTuple):
     calls_ms: float
 
 
-class _Asked(NamedTuple):
-    """The ops to predict with one target: their indices, and the variant of each."""
-
+class _Request(NamedTuple):
     places: list[int]
     variants: list[Any]
 
@@ -219,12 +186,8 @@ class CostModel:
     stage_ms: float = 0.0
     #: The tuning of the kernels that were measured.
     tuning: Tuning = Tuning()
-    #: Planning rules that are switched off, by their names in `codl.plan.coverage.TERMS`.
-    off: frozenset[str] = frozenset()
     #: Limits of the GPU, which make its work take longer.
     limits: GpuLimits = UNLIMITED
-    #: Where plans may have weights.
-    places: WeightPlaces = ANYWHERE
     #: The number of the library that computes all ops that it supports; None for the fastest ones.
     library: int | None = None
     #: By processor and op, the cost of each variant by name.
@@ -239,6 +202,7 @@ class CostModel:
         default_factory=dict, init=False
     )
     _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict, init=False)
+    #: Milliseconds of 1, 2, ... launches, predicted in one batch.
     _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
     def corrected(self, corrections: Factors, stage_ms: float = 0.0) -> CostModel:
@@ -258,11 +222,10 @@ class CostModel:
         return replace(self, predictors=predictors)
 
     @cached_property
-    def _known_targets(self) -> frozenset[str]:
+    def _targets(self) -> frozenset[str]:
         return frozenset(self.predictors.targets)
 
     def inside(self, processor: Processor, library: str = "") -> InNetworkCost:
-        """The additional costs inside a network, of a processor or of a library of the CPU."""
         return costs_of(self.predictors.inside, processor, library)
 
     # Ops.
@@ -277,12 +240,12 @@ class CostModel:
         return [costs_by_op[op] for op in asked]
 
     def _predict(self, ops: Sequence[Op], processor: Processor) -> None:
-        asked: dict[str, _Asked] = {}
+        asked: dict[str, _Request] = {}
         for at, op in enumerate(ops):
-            for target, variant in self._targets(op, processor):
-                of_target = asked.setdefault(target, _Asked([], []))
-                of_target.places.append(at)
-                of_target.variants.append(variant)
+            for target, variant in self._measured(op, processor):
+                request = asked.setdefault(target, _Request([], []))
+                request.places.append(at)
+                request.variants.append(variant)
         rows: list[list[_Predicted]] = [[] for _ in ops]
         for target, latencies in self._inside_ms(processor, ops, asked).items():
             for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
@@ -314,29 +277,25 @@ class CostModel:
                 latency_ms = row.calls_ms + (row.cost.latency_ms - row.calls_ms) * factor
                 known[op][row.cost.variant] = row.cost._replace(latency_ms=latency_ms)
 
-    def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
+    def _measured(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
         """The variants that accept an op and have a target, with that target."""
         kind = (op.kind, processor)
         if kind not in self._candidates:
             self._candidates[kind] = registry.candidates(op.kind, processor, self.soc)
         of_kind = f"mulayer_{op.kind}_{processor}"
-        by_op = self.by_op and of_kind in self._known_targets
+        by_op = self.by_op and of_kind in self._targets
         for variant in registry.accepting(op, self._candidates[kind], self.soc):
             name = of_kind if by_op else registry.target(variant, op)
-            if name in self._known_targets:
+            if name in self._targets:
                 yield name, variant
             if by_op:
                 return
 
     def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
         """Milliseconds of ops in their fastest variants; infinite for an op without a variant."""
-        return [
-            min((cost.latency_ms for cost in op_costs.values()), default=inf)
-            for op_costs in self.prefetch(ops, processor)
-        ]
+        return [*map(_least_ms, self.prefetch(ops, processor))]
 
     def fastest_by_storage(self, op: Op, processor: Processor) -> dict[Storage | None, VariantCost]:
-        """The fastest variant for each storage, the fastest of all first."""
         (op_costs,) = self.prefetch([op], processor)
         fastest: dict[Storage | None, VariantCost] = {}
         for cost in sorted(op_costs.values(), key=lambda cost: cost.latency_ms):
@@ -346,12 +305,10 @@ class CostModel:
     def variant_ms(self, op: Op, processor: Processor, variant: str) -> float:
         """Milliseconds of an op in a variant, or in the fastest one if that has no prediction."""
         (op_costs,) = self.prefetch([op], processor)
-        if variant in op_costs:
-            return op_costs[variant].latency_ms
-        return min((cost.latency_ms for cost in op_costs.values()), default=inf)
+        return op_costs[variant].latency_ms if variant in op_costs else _least_ms(op_costs)
 
     def _inside_ms(
-        self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Asked]
+        self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Request]
     ) -> dict[str, list[tuple[float, float]]]:
         """By target, (milliseconds inside a network, milliseconds of net calls) of each asked op.
 
@@ -371,14 +328,23 @@ class CostModel:
         single = [op for columns in rows.values() for op in columns]
         taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
         # In a batch, only the first image reads the weights from memory.
-        costs = self._costs(processor, asked.values())
+        # All ops of a target, and all targets of a library, share one set of costs.
+        counts = [len(request.places) for request in asked.values()]
+        each = [self.inside(processor, request.variants[0].backend) for request in asked.values()]
+        costs = InNetworkCost(*np.repeat(np.array([*map(astuple, each)]), counts, axis=0).T)
+        # The size of weights in memory relative to the op's own, e.g. for Winograd. All ops of a
+        # target run in one variant (muLayer's targets are an exception).
         growth = [
-            self._growth(request.variants, columns)
+            self.tuning.weight_growth(request.variants[0], columns, self.soc)
             for request, columns in zip(asked.values(), rows.values(), strict=True)
         ]
         is_transformed = np.array([variant.transforms_weights for variant in variants])
-        traffic = Traffic.of(sizes.amounts[:3, places], np.concatenate(growth), is_transformed)
-        weights, transformed, tensors = traffic.kept(largest_cache(self.soc, processor))
+        weights, transformed, tensors = kept_bytes(
+            sizes.amounts[:3, places],
+            np.concatenate(growth),
+            is_transformed,
+            largest_cache(self.soc, processor),
+        )
         moved_ms = images * costs.tensor_ms * tensors
         weights_ms = costs.weight_ms * weights + costs.transformed_ms * transformed
         calls = self.turns(images) if processor == "cpu" else images / at_once
@@ -390,23 +356,6 @@ class CostModel:
         pairs = list(zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True))
         ends = accumulate((len(request.places) for request in asked.values()), initial=0)
         return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
-
-    def _costs(self, processor: Processor, asked: Iterable[_Asked]) -> InNetworkCost:
-        """The additional costs inside a network as columns over the asked ops.
-
-        All ops of a target, and all targets of a library, share one set of costs.
-        """
-        counts = [len(request.places) for request in asked]
-        each = [self.inside(processor, request.variants[0].backend) for request in asked]
-        columns = np.repeat(np.array([astuple(costs) for costs in each]), counts, axis=0).T
-        return InNetworkCost(*columns)
-
-    def _growth(self, variants: Sequence[Variant], ops: Sequence[Op]) -> NDArray[np.float64]:
-        """By op, the size of its weights in memory relative to the op's own, e.g. for Winograd.
-
-        All ops of a target run in one variant (muLayer's targets are an exception).
-        """
-        return self.tuning.weight_growth(variants[0], ops, self.soc)
 
     def _batch_ms(
         self,
@@ -422,7 +371,7 @@ class CostModel:
         """
         taken_ms = np.asarray(images * single_ms, np.float64)
         target, many = f"batch_{processor}", np.flatnonzero(images > 1)
-        if many.size and target in self._known_targets:
+        if many.size and target in self._targets:
             items = [
                 Batch(single[at], float(single_ms[at]), int(images[at])) for at in many.tolist()
             ]
@@ -439,7 +388,7 @@ class CostModel:
             if (direction, shape) not in self._parts:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
-            by_part = self._with_rests(direction, self._sharing(direction, shapes))
+            by_part = self._sharing(direction, shapes)
             rows = zip(*(all_ms.tolist() for all_ms in by_part.values()), strict=True)
             for shape, row in zip(shapes, rows, strict=True):
                 self._parts[direction, shape] = dict(zip(by_part, row, strict=True))
@@ -448,29 +397,22 @@ class CostModel:
         """Milliseconds by part, shaped (shapes).
 
         Only tensors of one image were measured. A transfer of N images counts as one image with N
-        times the channels; nets pack image by image.
+        times the channels; nets pack image by image. The GPU's limits apply to the parts that are
+        kernels: `transform`, and relayout copies. The kernel of a transfer that was measured as a
+        whole is unknown.
         """
         joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
-        by_part = self.predictors.sharing_ms(direction, joined)
-        if joined == shapes or direction in ("to_gpu", "to_cpu"):
-            return by_part
-        images = np.array([shape.n for shape in shapes], np.float64)
-        single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
-        return {part: images * single[part] for part in by_part}
-
-    def _with_rests(
-        self, direction: Direction, by_part: Mapping[str, Milliseconds]
-    ) -> Mapping[str, Milliseconds]:
-        """Apply the GPU's limits to the parts that are kernels: `transform`, and relayout copies.
-
-        The kernel of a transfer that was measured as a whole is unknown.
-        """
-        kernels = set(by_part) if direction == "relayout" else {"transform"} & set(by_part)
-        if not self.limits or not kernels:
-            return by_part
-        launch_ms = self.inside("gpu").call_ms
-        kept = {part: self.limits.kept_ms(by_part[part], launch_ms) for part in kernels}
-        return {**by_part, **kept}
+        by_part = dict(self.predictors.sharing_ms(direction, joined))
+        if joined != shapes and direction not in ("to_gpu", "to_cpu"):
+            images = np.array([shape.n for shape in shapes], np.float64)
+            each = [shape._replace(n=1) for shape in shapes]
+            single = self.predictors.sharing_ms(direction, each)
+            by_part = {part: images * single[part] for part in by_part}
+        if self.limits:
+            launch_ms = self.inside("gpu").call_ms
+            for part in by_part if direction == "relayout" else {"transform"} & by_part.keys():
+                by_part[part] = self.limits.kept_ms(by_part[part], launch_ms)
+        return by_part
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of the parts of a move by name, as measured."""
@@ -489,17 +431,11 @@ class CostModel:
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())
 
-    def relayout_ms(self, source: Storage, target: Storage, shape: Shape) -> float:
-        """Milliseconds of a copy between two storages on the GPU; 0 if not measured."""
-        if source not in self.storages or target not in self.storages:
-            return 0.0
-        return self.sharing_ms("relayout", shape)
-
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
         """The SoC's storages if copies between them were measured, else none."""
         storages = registry.storages(self.soc)
-        is_known = sharing_target("relayout", storages[-1]) in self._known_targets
+        is_known = sharing_target("relayout", storages[-1]) in self._targets
         return storages if is_known else ()
 
     # Both processors together, launches, packing.
@@ -516,23 +452,25 @@ class CostModel:
 
     def launches_ms(self, count: int) -> float:
         """Milliseconds that the CPU needs to enqueue `count` kernels."""
-        if not count or "dispatch_gpu" not in self._known_targets:
+        if not count or "dispatch_gpu" not in self._targets:
             return self.stage_ms if count else 0.0
-        dispatches = self._dispatches_ms(count + 1)
-        return max(0.0, float(dispatches[count] - dispatches[0])) + self.stage_ms
+        if len(self._dispatched) <= count:
+            items = [Launches(number) for number in range(1, 2 * (count + 1) + MANY_LAUNCHES)]
+            self._dispatched = self.predictors.latency_ms("dispatch_gpu", items)
+        return max(0.0, float(self._dispatched[count] - self._dispatched[0])) + self.stage_ms
 
     def packing_ms(self, move: Move) -> float:
         """Milliseconds that a library needs inside a network to pack or unpack a tensor."""
         way, shape = move
         costs = self.inside("cpu", library_of(way))
-        measured = measured_way(way, self._known_targets, self.predictors.inside)
+        measured = measured_way(way, self._targets, self.predictors.inside)
         alone_ms = self.sharing_ms(measured, shape) if measured else 0.0
         return costs.alone * alone_ms + costs.packed_ms * shape.bytes
 
     def packings_ms(self, way: Direction, shapes: Iterable[Shape]) -> Milliseconds:
         """Milliseconds to pack or unpack several tensors, shaped (shapes)."""
         shapes = list(shapes)
-        measured = measured_way(way, self._known_targets, self.predictors.inside)
+        measured = measured_way(way, self._targets, self.predictors.inside)
         if measured:
             self.prefetch_sharing((measured, shape) for shape in shapes)
         return np.array([self.packing_ms((way, shape)) for shape in shapes], np.float64)
@@ -542,13 +480,10 @@ class CostModel:
 
         Measured batches are of one call.
         """
-        if "batch_cpu" in self._known_targets:
+        if "batch_cpu" in self._targets:
             return np.ones_like(images)
         return np.maximum(1.0, images / self.soc.cpu.threads)
 
-    def _dispatches_ms(self, most: int) -> Milliseconds:
-        """Milliseconds of 1, 2, ... launches, at least `most`, predicted in one batch."""
-        if len(self._dispatched) < most:
-            items = [Launches(count) for count in range(1, 2 * most + MANY_LAUNCHES)]
-            self._dispatched = self.predictors.latency_ms("dispatch_gpu", items)
-        return self._dispatched
+
+def _least_ms(op_costs: Mapping[str, VariantCost]) -> float:
+    return min((cost.latency_ms for cost in op_costs.values()), default=inf)

@@ -14,24 +14,22 @@ was measured on one processor runs there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import UnknownNameError
 from codl.ir import Network, Op, Shape, parse, to_text
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
-from codl.kernels.ort_openvino import CPU_OPENVINO
+from codl.kernels.cpu import CPU_OPENVINO
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
-from codl.predict.in_network_cost import NOTHING, PACKING, InNetworkCosts
-from codl.records.soc import Soc
+from codl.predict.in_network_cost import InNetworkCosts
 
 #: Ops that every dataset covers, from which a processor's rates are derived: two that compute, two
 #: that move bytes, and `TINY`, which measures the overhead of an op.
@@ -132,10 +130,13 @@ class EstimatingPredictors(AdjustedPredictors):
         return tuple(dict.fromkeys((*self.predictors.targets, *sorted(self.rates))))
 
     @cached_property
-    def _examples(self) -> dict[str, Examples]:
-        """The measured ops of targets with too few measurements."""
-        few = self.predictors.few
-        return {name: Examples.of(name, self.predictors) for name in self.rates if name in few}
+    def _examples(self) -> dict[str, list[tuple[Op, float]]]:
+        examples = {}
+        for target in self.rates.keys() & self.predictors.few.keys():
+            ops = [parse(text) for text in sorted(self.predictors.few[target])]
+            latencies = self.predictors.latency_ms(target, ops).tolist()
+            examples[target] = list(zip(ops, latencies, strict=True))
+        return examples
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
@@ -150,7 +151,7 @@ class EstimatingPredictors(AdjustedPredictors):
             return estimates
         own_ms = self.predictors.latency_ms(target, items)
         examples, measured = self._examples[target], self.predictors.few[target]
-        most_ms = np.array([examples.most_ms(op) for op in ops])
+        most_ms = np.array([_most_ms(op, examples) for op in ops])
         is_known = np.array([to_text(op) in measured for op in ops])
         return np.where(is_known, own_ms, np.maximum(np.minimum(estimates, most_ms), own_ms))
 
@@ -178,12 +179,39 @@ class EstimatingPredictors(AdjustedPredictors):
         return np.where(np.isfinite(fastest), fastest, by_rates)
 
 
+def _most_ms(op: Op, examples: Sequence[tuple[Op, float]]) -> float:
+    """An upper bound for an op: the nearest smaller measured op, scaled by work, or infinity.
+
+    Within one kernel, latency grows at most linearly with work. On a large GPU the rates of the
+    probes are too low, because the probes do not fill it.
+    """
+    times = [
+        (max(op.flops / max(example.flops, 1), op.bytes / example.bytes), latency_ms)
+        for example, latency_ms in examples
+    ]
+    more, latency_ms = min((example for example in times if example[0] >= 1), default=(inf, 1.0))
+    return more * latency_ms
+
+
 def covered(cost: CostModel, network: Network) -> CostModel:
-    """The cost model with a prediction of each op: missing ones are estimated, or 0 if replayed."""
-    if not cost.soc.is_replayed:
-        return _with_estimates(cost, network)
-    if isinstance(cost.predictors, ReplayPredictors):
+    """The cost model with a prediction of each op: missing ones are estimated, or 0 if replayed.
+
+    A target with too few measurements predicts those ops. For other ops, the estimate is at most
+    that of a measured op scaled by work, and at least the target's own prediction.
+    """
+    if isinstance(cost.predictors, ReplayPredictors | EstimatingPredictors):
         return cost
+    if not cost.soc.is_replayed:
+        rates: dict[str, Rates] = {}
+        for processor in PROCESSORS:
+            poor = sorted(set(_poorly_covered(cost, network, processor)))
+            side_rates = rates_of(processor, cost.predictors, cost.soc) if poor else None
+            if side_rates is not None:
+                rates |= dict.fromkeys(poor, side_rates)
+        if not rates:
+            return cost
+        predictors = EstimatingPredictors(cost.predictors, rates=rates, soc=cost.soc)
+        return cost.with_predictors(predictors)
     measured = cost.predictors.targets
     missing: set[str] = set()
     for layer in network.layers:
@@ -198,35 +226,12 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     return cost.with_predictors(partly)
 
 
-def _with_estimates(cost: CostModel, network: Network) -> CostModel:
-    """The cost model with estimates for ops without a predictor on a processor.
-
-    A target with too few measurements predicts those ops. For other ops, the estimate is at most
-    that of a measured op scaled by work, and at least the target's own prediction.
-    """
-    if isinstance(cost.predictors, EstimatingPredictors):
-        return cost
-    rates: dict[str, Rates] = {}
-    for processor in PROCESSORS:
-        missing = sorted(set(_poorly_covered(cost, network, processor)))
-        side_rates = rates_of(processor, cost.predictors, cost.soc) if missing else None
-        if side_rates is not None:
-            rates |= dict.fromkeys(missing, side_rates)
-    if not rates:
-        return cost
-    return cost.with_predictors(EstimatingPredictors(cost.predictors, rates=rates, soc=cost.soc))
-
-
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
-    """The names of layers whose latency on some processor is an estimate."""
     predictors = cost.predictors
     if not isinstance(predictors, EstimatingPredictors):
         return ()
-    ops = {
-        op
-        for op in {layer.op for layer in network.layers}
-        if not predictors.rates.keys().isdisjoint(_targets(op, cost.soc))
-    }
+    known = {op: _targets(op, cost.soc) for op in {layer.op for layer in network.layers}}
+    ops = {op for op, targets in known.items() if not targets.isdisjoint(predictors.rates)}
     return tuple(layer.name for layer in network.layers if layer.op in ops)
 
 
@@ -255,7 +260,6 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
 
 
 def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> Iterator[str]:
-    """Targets with too few measurements, and targets of ops without any measured target."""
     few = set(cost.predictors.few)
     measured = set(cost.predictors.targets) - few
     ops = dict.fromkeys(layer.op for layer in network.layers)
@@ -294,34 +298,6 @@ class Rates:
         return self.safety * (self.least_ms + max(computing_ms, op.bytes / self.bytes_per_ms))
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The measured ops of a target with few measurements, and their milliseconds."""
-
-    measured: tuple[tuple[Op, float], ...]
-
-    @classmethod
-    def of(cls, target: str, predictors: LatencyPredictors) -> Examples:
-        ops = [parse(text) for text in sorted(predictors.few[target])]
-        latencies = predictors.latency_ms(target, ops).tolist()
-        return cls(tuple(zip(ops, latencies, strict=True)))
-
-    def most_ms(self, op: Op) -> float:
-        """An upper bound for an op: the nearest smaller measured op, scaled by work, or infinity.
-
-        Within one kernel, latency grows at most linearly with work. On a large GPU the rates of the
-        probes are too low, because the probes do not fill it.
-        """
-        times = [
-            (max(op.flops / max(example.flops, 1), op.bytes / example.bytes), latency_ms)
-            for example, latency_ms in self.measured
-        ]
-        more, latency_ms = min(
-            (example for example in times if example[0] >= 1), default=(inf, 1.0)
-        )
-        return more * latency_ms
-
-
 def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
     """The targets of an op's variants on some processors; all processors by default."""
     return {
@@ -331,52 +307,19 @@ def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
     }
 
 
-class Ablation(NamedTuple):
-    """A term of the cost model, or a planning rule, and how to switch it off.
+def without(
+    cost: CostModel,
+    *,
+    targets: Collection[str] = (),
+    ways: Collection[Direction] = (),
+    inside: Mapping[str, float] | None = None,
+) -> CostModel:
+    """A cost model without some terms.
 
-    `targets` are removed, transfers in the directions `ways` take 0, and coefficients `inside` a
-    network are replaced. A term without any of these is a planning rule (`CostModel.off`).
+    `targets` are missing, transfers in the directions `ways` take 0, and the costs `inside` a
+    network have these coefficients.
     """
-
-    what: str
-    targets: Sequence[str] = ()
-    ways: Sequence[Direction] = ()
-    inside: Mapping[str, float] = {}
-
-
-CACHES = dict.fromkeys(("weight_ms", "transformed_ms", "tensor_ms"), 0.0)
-SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
-#: The terms and planning rules that can be switched off, by name.
-TERMS: Mapping[str, Ablation] = {
-    "inside": Ablation("ops take more inside a network than alone", inside=asdict(NOTHING)),
-    "caches": Ablation("ops inside a network find weights and inputs farther away", inside=CACHES),
-    "batch": Ablation("several images take less than one by one", ("batch_cpu", "batch_gpu")),
-    "contention": Ablation("each processor slows the other down", inside={"beside_ms": 0.0}),
-    "net-calls": Ablation("nets and kernels are called", inside={"call_ms": 0.0}),
-    "launches": Ablation("the CPU enqueues kernels", ("dispatch_gpu",)),
-    "waits": Ablation("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
-    "sharing": Ablation("regions move between the processors", ways=("to_gpu", "to_cpu")),
-    "packing": Ablation(
-        "nets pack and unpack tensors", ways=tuple(PACKING.values()), inside={"packed_ms": 0.0}
-    ),
-    "relayouts": Ablation("the GPU copies tensors from one storage to another", ways=("relayout",)),
-    "joins-onnx": Ablation("light layers are ONNX Runtime's where their neighbours are"),
-    "image-splits": Ablation("whole images are tried on either processor"),
-    "worth": Ablation("one processor alone, unless two gain more than the error"),
-}
-
-
-def without(cost: CostModel, *names: str) -> CostModel:
-    """A cost model without some terms and planning rules; raises `UnknownNameError` for others."""
-    for name in names:
-        if name not in TERMS:
-            raise UnknownNameError("term", name, TERMS)
-    terms = [TERMS[name] for name in names]
-    targets = frozenset(target for term in terms for target in term.targets)
-    ways = frozenset(way for term in terms for way in term.ways)
-    costs = {name: value for term in terms for name, value in term.inside.items()}
-    if targets or ways or costs:
-        overlay = AdjustedPredictors(cost.predictors, without=targets, free=ways, costs=costs)
-        cost = cost.with_predictors(overlay)
-    rules = {name for name in names if not any(TERMS[name][1:])}
-    return replace(cost, off=cost.off | rules)
+    overlay = AdjustedPredictors(
+        cost.predictors, without=frozenset(targets), free=frozenset(ways), costs=inside or {}
+    )
+    return cost.with_predictors(overlay)

@@ -1,14 +1,11 @@
 """Predicted totals of a latency waterfall, and what splitting each unsplit op would save.
 
 A waterfall begins at the lossless bound and ends at the predicted latency. Each term ends with a
-total. The first six totals are sums over chains of the slower processor's computing time:
+total. The first three totals are sums over chains of the slower processor's computing time:
 
 - `bound`: each op on both processors without loss, 1 / (1 / CPU + 1 / GPU);
-- `cuts`: each op by itself at its best cut;
-- `steps`: each op at the best of the ratios that a search tries;
-- `chains`: each chain at the best common cut of its ops, without a halo;
-- `choices`: each chain at the plan's cut and in the plan's kernel variants;
-- `halo`: with the halo that both processors compute.
+- `cuts`: each op by itself at its best cut, at the ratios that a search tries;
+- `chains`: each chain at the plan's cut and in the plan's kernel variants.
 
 The others are of the executable's stages:
 
@@ -27,33 +24,28 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import fsum, inf
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir import Dim, Layer, Network, Op
+from codl.ir import Dim, Layer, Network, Op, Region
 from codl.ir.executable import Executable
-from codl.ir.ops.base import AXES, cut_step
+from codl.ir.ops.base import AXES
 from codl.ir.plan import Chain, Plan
-from codl.ir.region import Region, Span
-from codl.ir.types import PROCESSORS, Processor
-from codl.lower.partition import Segment, Shard, cut, partition_plan
+from codl.ir.records.waterfall import BOUND, Total, WholeOp
+from codl.ir.types import PROCESSORS, Direction, Processor
+from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.candidates import STEPS
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import without
+from codl.plan.parts import DIMS, NONE, PartTable
 from codl.plan.price import Price, StageTimes, stage_times, walk
-from codl.plan.region_array import NONE, Numbers
-from codl.plan.sub_ops import DIMS, SubOps
-from codl.records.waterfall import BOUND, Total, WholeOp
+from codl.plan.search import STEPS
+from codl.predict.in_network_cost import PACKING
 
 #: The totals of computing, in order.
-COMPUTING = (BOUND, "cuts", "steps", "chains", "choices", "halo")
-NOWHERE = Region(Span(0, 0), Span(0, 0), Span(0, 0))
-#: The parts of an op on the CPU and the GPU; None for none.
-Parts: TypeAlias = tuple[Op | None, Op | None]
+COMPUTING = (BOUND, "cuts", "chains")
 
 
 def side_by_side_ms(network: Network, cost: CostModel) -> float:
@@ -81,8 +73,10 @@ def predicted_totals(
     `MismatchError` where the plan is for another model or SoC.
     """
     chains = ChainTotals(plan, executable)
-    fused = stage_times(executable, without(cost, "packing", "relayouts", "contention"))
-    launched = stage_times(executable, without(cost, "contention"))
+    ways: list[Direction] = [*PACKING.values(), "relayout"]
+    no_layouts = without(cost, ways=ways, inside={"packed_ms": 0.0, "beside_ms": 0.0})
+    fused = stage_times(executable, no_layouts)
+    launched = stage_times(executable, without(cost, inside={"beside_ms": 0.0}))
     shared = [replace(stage, launches_ms=0.0) for stage in launched]
     laid = [replace(stage, transfers_ms={at: {} for at in stage.transfers_ms}) for stage in shared]
     return [
@@ -131,22 +125,24 @@ class ChainTotals:
 
 def _computing_totals(network: Network, plan: Plan, cost: CostModel) -> list[Total]:
     """The totals of computing; the last entry, of the output stage, is 0."""
-    ratios = tried_ratios(network, plan)
     ops = [layer.op for layer in network.layers]
-    at_steps, at_cuts, _ = best_cuts(ops, cost, ratios)
+    at_cuts, _ = best_cuts(ops, cost, tried_ratios(network, plan))
     alone = zip(*(cost.fastest_ms(ops, side) for side in PROCESSORS), strict=True)
     bounds = dict(zip(ops, (lossless(*pair) for pair in alone), strict=True))
     totals: dict[str, list[float]] = {name: [] for name in COMPUTING}
     segments = partition_plan(network, plan, cost.soc).segments
     for segment, (chain, layers) in zip(segments, plan.layers(network), strict=True):
-        costs = _Chain(segment, layers, cost)
-        for name, by_op in ((BOUND, bounds), ("cuts", at_cuts), ("steps", at_steps)):
+        for name, by_op in ((BOUND, bounds), ("cuts", at_cuts)):
             totals[name].append(fsum(by_op[layer.op] for layer in layers))
-        # Only split chains of several ops need a common cut.
-        is_joint = len(layers) > 1 and 0 < chain.gpu_ratio < 1
-        totals["chains"].append(costs.best_ms(ratios) if is_joint else totals["steps"][-1])
-        totals["choices"].append(costs.planned_ms(costs.disjoint(chain.dim, chain.gpu_ratio)))
-        totals["halo"].append(costs.planned_ms(costs.parts(segment.cpu, segment.gpu)))
+        shards = zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True)
+        works_ms = [
+            fsum(
+                cost.variant_ms(part.op, side, chain.variants[part.layer.name][side])
+                for part in shard.parts
+            )
+            for side, shard in shards
+        ]
+        totals["chains"].append(max(works_ms))
     return [Total(name, (*chains_ms, 0.0)) for name, chains_ms in totals.items()]
 
 
@@ -167,132 +163,38 @@ class OpCut(NamedTuple):
 
 
 class BestCuts(NamedTuple):
-    """Milliseconds of each op by itself at its best cut: at some ratios, and at any place.
+    """Milliseconds of each op by itself at its best cut; one processor counts as a cut.
 
-    One processor counts as a cut. `split` has the best cut into two parts, if any.
+    `split` has the best cut into two parts, if any.
     """
 
-    at_steps: Mapping[Op, float]
-    at_any: Mapping[Op, float]
+    ops_ms: Mapping[Op, float]
     split: Mapping[Op, OpCut]
 
 
 def best_cuts(ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> BestCuts:
-    """The best cuts at some ratios, and at places next to the best ratio of each dimension."""
-    sub_ops, block = SubOps(ops, cost, ratios), cost.soc.gpu.vector_width
-
-    def parts_ms(parts: Numbers) -> NDArray[np.float64]:
-        return np.stack([sub_ops.fastest_ms(parts[:, side], side) for side in (0, 1)], axis=1)
-
-    at_ratios = [sub_ops.of(op, sub_ops.shares(op)) for op in range(len(sub_ops.ops))]
-    parts_ms(np.concatenate(at_ratios))  # predicted at once
-    at_steps = [parts_ms(parts).max(axis=1) for parts in at_ratios]
-    between: list[Numbers] = []
-    places_of: list[list[tuple[Dim, int]]] = []
-    for number, (op, ms) in enumerate(zip(sub_ops.ops, at_steps, strict=True)):
-        finer = [at_ratios[number]]
-        places_of.append([(dim, place) for dim in DIMS for place in sub_ops.cuts(number, dim)])
-        for dim, own_ms in zip(DIMS, ms.reshape(len(DIMS), -1), strict=True):
-            if dim in op.dims:
-                places, first = np.unique(sub_ops.cuts(number, dim), return_index=True)
-                best, step = int(own_ms[first].argmin()), cut_step(op, dim, block)
-                ends = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
-                inner = range(int(ends[0]) + step, int(ends[1]), step)
-                finer.append(sub_ops.of(number, sub_ops.halves(number, dim, inner)))
-                places_of[-1] += [(dim, place) for place in inner]
-        between.append(np.concatenate(finer))
-    parts_ms(np.concatenate(between))
-    at_any: dict[Op, float] = {}
+    """The best cut of each op at some ratios."""
+    table = PartTable(ops, cost, ratios)
+    of_ops = [table.of(op, table.shares(op)) for op in range(len(table.ops))]
+    every = np.concatenate(of_ops)
+    for side in (0, 1):  # predicted at once
+        table.fastest_ms(every[:, side], side)
+    ops_ms: dict[Op, float] = {}
     split: dict[Op, OpCut] = {}
-    for op, numbers, cuts in zip(sub_ops.ops, between, places_of, strict=True):
-        works_ms = parts_ms(numbers)
+    for at, (op, numbers) in enumerate(zip(table.ops, of_ops, strict=True)):
+        cuts = [(dim, place) for dim in DIMS for place in table.cuts(at, dim)]
+        works_ms = np.stack([table.fastest_ms(numbers[:, side], side) for side in (0, 1)], axis=1)
         slower_ms = works_ms.max(axis=1)
-        at_any[op] = float(slower_ms.min())
+        ops_ms[op] = float(slower_ms.min())
         is_split = (numbers != NONE).all(axis=1) & [dim in op.dims for dim, _ in cuts]
         slower_ms[~is_split] = inf
         best = int(slower_ms.argmin())
         if slower_ms[best] < inf:
+            cpu, gpu = (table.op(number) for number in numbers[best].tolist())
             dim, place = cuts[best]
-            cpu, gpu = (sub_ops.op(number) for number in numbers[best].tolist())
             size = getattr(Region.whole(op.output), AXES[dim]).size
             split[op] = OpCut(dim, place / size, (cpu, gpu), tuple(works_ms[best].tolist()))
-    steps_ms = (float(ms.min()) for ms in at_steps)
-    return BestCuts(dict(zip(sub_ops.ops, steps_ms, strict=True)), at_any, split)
-
-
-class _Chain(NamedTuple):
-    """Computing times of a chain of a plan by one cost model."""
-
-    segment: Segment
-    layers: Sequence[Layer]
-    cost: CostModel
-
-    def parts(self, cpu: Shard, gpu: Shard) -> list[Parts]:
-        """The parts of each layer in both shards."""
-        named = [{part.layer.name: part.op for part in shard.parts} for shard in (cpu, gpu)]
-        return [(named[0].get(x.name), named[1].get(x.name)) for x in self.layers]
-
-    def disjoint(self, dim: Dim, gpu_ratio: float) -> list[Parts]:
-        """The parts at a cut without a halo: a region that both shards compute is cut again.
-
-        A layer without the dimension stays whole on both.
-        """
-        block = self.cost.soc.gpu.vector_width
-        shards = cut(self.layers, self.segment.outputs, dim, gpu_ratio, block=block)
-        parts = self.parts(*shards)
-        for at, layer in enumerate(self.layers):
-            cpu, gpu = (shard.outputs.get(layer.output, NOWHERE) for shard in shards)
-            if dim in layer.op.dims and not cpu.meet(gpu).is_empty:
-                parts[at] = _cut_again(layer.op, cpu, gpu, dim, gpu_ratio)
-        return parts
-
-    def best_ms(self, ratios: Sequence[float]) -> float:
-        """Milliseconds at the best cut, without a halo."""
-        chain = self.segment.chain
-        cuts = dict.fromkeys((dim, ratio) for dim in _dims(self.layers) for ratio in ratios)
-        options = [self.disjoint(*cut) for cut in cuts | {(chain.dim, chain.gpu_ratio): None}]
-        for side, processor in enumerate(PROCESSORS):
-            ops = (pair[side] for parts in options for pair in parts)
-            self.cost.prefetch((op for op in ops if op is not None), processor)
-        return min(self._slower_ms(parts, {}) for parts in options)
-
-    def planned_ms(self, parts: Sequence[Parts]) -> float:
-        """Milliseconds of some parts in the plan's variants."""
-        return self._slower_ms(parts, self.segment.chain.variants)
-
-    def _slower_ms(
-        self, parts: Sequence[Parts], variants: Mapping[str, Mapping[str, str]]
-    ) -> float:
-        """The slower processor's milliseconds, in given variants or else in the fastest ones."""
-        return max(
-            fsum(
-                self.cost.variant_ms(op, side, variants.get(layer.name, {}).get(side, ""))
-                for layer, pair in zip(self.layers, parts, strict=True)
-                if (op := pair[PROCESSORS.index(side)]) is not None
-            )
-            for side in PROCESSORS
-        )
-
-
-def _cut_again(op: Op, cpu: Region, gpu: Region, dim: Dim, gpu_ratio: float) -> Parts:
-    """The parts of a layer after the region in both of them is cut at a ratio."""
-    axis = AXES[dim]
-    spans: list[Span] = [getattr(region, axis) for region in (cpu, gpu)]
-    first, last = max(span.start for span in spans), min(span.stop for span in spans)
-    step = op.channel_step if dim == "OC" else 1
-    place = first + round(gpu_ratio * (last - first) / step) * step
-    every = spans[0].join(spans[1])
-    ends = Span(place, every.stop), Span(every.start, place)
-    cut = [region._replace(**{axis: span}) for region, span in zip((cpu, gpu), ends, strict=True)]
-    parts = [None if region.is_empty else op.restrict(region) for region in cut]
-    return parts[0], parts[1]
-
-
-def _dims(layers: Sequence[Layer]) -> list[Dim]:
-    """The dimensions that split every layer of a chain."""
-    dims = [dim for dim in AXES if all(dim in layer.op.dims for layer in layers)]
-    mixes = any(not layer.op.carries_channels for layer in layers[1:])
-    return [dim for dim in dims if dim != "OC" or not mixes]
+    return BestCuts(ops_ms, split)
 
 
 # Unsplit ops.

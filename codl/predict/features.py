@@ -1,9 +1,10 @@
-"""Features: the numbers that an estimator sees, computed from a target and its items.
+"""Features: the inputs of an estimator, computed from a target and its items.
 
-A target is what is predicted together: a kernel variant's, such as `conv2d_cpu_gemm` or
-`pooling_gpu_direct_max`; muLayer's one an op kind and processor, such as `mulayer_conv2d_cpu`; and
-the directions of data sharing. Training and planning both call `table`, and nothing else
-computes a feature.
+A target is a unit of prediction with its own estimator: a kernel variant, such as
+`conv2d_cpu_gemm` or `pooling_gpu_direct_max`; for muLayer an op kind on a processor, such as
+`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches, signals or batches
+around ops. `codl.predict.in_network_cost` has the other costs of an op inside a network. Training
+and planning both call `table`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.ir import Op, Shape, parse, to_text
-from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
+from codl.ir.columns import Column, ColumnsByType, FeatureColumns, ceil_div, rest
+from codl.ir.records.soc import Soc
 from codl.ir.types import (
     BLOCKED,
     PROCESSORS,
@@ -29,34 +31,150 @@ from codl.ir.types import (
     Storage,
 )
 from codl.kernels import registry
-from codl.kernels.activation import exponentials
 from codl.kernels.base import Variant
 from codl.kernels.feature_columns import by_level, packed_vectors
-from codl.kernels.tiling import TEXEL
+from codl.kernels.tiling import TEXEL, exponentials
 from codl.kernels.tuning import Tuning
-from codl.predict import context_terms
-from codl.predict.context_terms import ContextItem
-from codl.records.soc import Soc
 
-#: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
+# Context items.
+
+
+@dataclass(frozen=True)
+class Launches:
+    """`count` kernel launches, timed from enqueueing to the last kernel's end."""
+
+    count: int
+
+    kind: ClassVar[str] = "dispatch"
+
+    def __str__(self) -> str:
+        return f"launches={self.count}"
+
+    @classmethod
+    def read(cls, text: str) -> Launches:
+        return cls(int(*_numbers(text, "launches")))
+
+    @staticmethod
+    def columns(items: Sequence[Launches]) -> FeatureColumns:
+        return {"launches": np.array([item.count for item in items], np.float64)}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Base of signals between processors, after a queue was idle or a wait lasted `gap_ms`."""
+
+    gap_ms: float
+
+    kind: ClassVar[str]
+    processor: ClassVar[Processor] = "cpu"
+
+    def __str__(self) -> str:
+        return f"gap_ms={self.gap_ms!r}"
+
+    @classmethod
+    def read(cls: type[GapT], text: str) -> GapT:
+        return cls(*_numbers(text, "gap_ms"))
+
+    @staticmethod
+    def columns(items: Sequence[Gap]) -> FeatureColumns:
+        return {"gap_ms": np.array([item.gap_ms for item in items], np.float64)}
+
+
+GapT = TypeVar("GapT", bound=Gap)
+
+
+class FirstLaunch(Gap):
+    """Delay from enqueueing a kernel to its start, on a queue that was empty for `gap_ms`."""
+
+    kind: ClassVar[str] = "first_launch"
+    processor: ClassVar[Processor] = "gpu"
+
+
+class EventWait(Gap):
+    """Delay from a kernel's end to the CPU's notice by event, after a wait of about `gap_ms`."""
+
+    kind: ClassVar[str] = "event_wait"
+
+
+class FlagWait(Gap):
+    """Delay from a kernel's end to the CPU's notice by a flag that a following kernel raises."""
+
+    kind: ClassVar[str] = "flag_wait"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of `images` through an op whose latency for one image is `single_ms`."""
+
+    op: Op
+    single_ms: float
+    images: int
+
+    kind: ClassVar[str] = "batch"
+
+    def __str__(self) -> str:
+        return f"{to_text(self.op)} single_ms={self.single_ms!r} images={self.images}"
+
+    @classmethod
+    def read(cls, text: str) -> Batch:
+        op, *numbers = text.rsplit(" ", 2)
+        single_ms, images = _numbers(" ".join(numbers), "single_ms", "images")
+        return cls(parse(op), single_ms, int(images))
+
+    @staticmethod
+    def columns(items: Sequence[Batch]) -> FeatureColumns:
+        """Columns: latency of one image, and the batch's total latency, bytes and FLOPs."""
+        ops = [item.op for item in items]
+        inputs, weights, output, _ = ColumnsByType(ops).amounts
+        images = np.array([item.images for item in items], np.float64)
+        single_ms = np.array([item.single_ms for item in items])
+        return {
+            "single_ms": single_ms,
+            "all_ms": images * single_ms,
+            "moved_bytes": 4 * images * (inputs + output),
+            "weight_bytes": 4 * weights,
+            "flops": images * np.array([op.flops for op in ops], np.float64),
+        }
+
+
+SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait, FlagWait)}
+#: Classes of context items by kind.
+KINDS: tuple[type[Any], ...] = (Launches, Batch, *SIGNALS.values())
+CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
+
+
+def _numbers(text: str, *names: str) -> list[float]:
+    pairs = [word.partition("=") for word in text.split()]
+    try:
+        if [name for name, _, _ in pairs] != list(names):
+            raise ValueError
+        return [float(value) for _, _, value in pairs]
+    except ValueError:
+        wanted = " ".join(f"{name}=NUMBER" for name in names)
+        raise CodlError(f"Cannot read {text!r}: expected {wanted}.") from None
+
+
+# Targets.
+
+
+#: `flops`: muLayer's features. `variant`: analytical features of a kernel variant.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
-#: What a latency is predicted for: a part of an op, the shape of a region to share, or what
-#: surrounds an op.
-Item: TypeAlias = Op | Shape | ContextItem
+#: Subject of a predicted latency: a part of an op, the shape of a shared region, or a context item.
+Item: TypeAlias = Op | Shape | Launches | Gap | Batch
 
-#: `store` moves a result out of the CPU's net, where the other side can read it.
+#: Directions of data sharing; `store` unpacks a result of the CPU's net for the other processor.
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-#: The parts of sharing between the processors; each is predicted for itself too.
+#: Parts of an exchange between the processors; each part is also a target.
 SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
-#: How the GPU may store what is shared, by the text in a dataset.
+#: GPU storages of shared tensors, by their text in a dataset.
 STORAGES = {str(s): s for s in SHARED_STORAGES}
-#: What features count, by their names.
+#: Units of features.
 UNITS = "bytes or ms where the name ends so, else a count"
-#: The feature of what is computed behind an op.
+#: Name of the feature of an op's activation.
 ACTIVATION = "exponentials"
-#: Floats of a cache line: rows of planar memory that begin elsewhere cost two accesses each.
+#: Floats of a cache line: planar rows that begin off a line cost two accesses each.
 LINE = 16
-#: Floats after which addresses share the sets of a first-level cache.
+#: Distance in floats of addresses that map to one set of a first-level cache.
 SETS = 1024
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
@@ -64,8 +182,6 @@ _SHARING = "data_sharing_"
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Feature names, and values shaped (items, features) in that order."""
-
     names: tuple[str, ...]
     values: NDArray[np.float64]
 
@@ -75,7 +191,7 @@ def mulayer_target(kind: str, processor: Processor) -> str:
 
 
 def sharing_target(direction: Direction, storage: Storage = BLOCKED, part: str = "") -> str:
-    """What sharing costs where the GPU stores tensors so: all of it, or one of `SHARING_PARTS`."""
+    """The target of an exchange with a GPU storage: the whole, or one of `SHARING_PARTS`."""
     return f"{_SHARING}{direction}{storage.suffix}" + (f"_{part}" if part else "")
 
 
@@ -98,13 +214,19 @@ def is_sharing(target: str) -> bool:
     return target.startswith(_SHARING)
 
 
+def kind_of(target: str) -> str | None:
+    """The kind of context item of a target such as `batch_cpu`; None for other targets."""
+    kind, _, processor = target.rpartition("_")
+    return kind if kind in CONTEXT and processor in PROCESSORS else None
+
+
 def is_whole(target: str) -> bool:
-    """Whether a target is an op's latency or a whole exchange's: no part, nothing around it."""
-    return not whole_of(target) and not context_terms.kind_of(target)
+    """Whether a target is an op or a whole exchange, rather than a part or a context term."""
+    return not whole_of(target) and not kind_of(target)
 
 
 def whole_of(target: str) -> str | None:
-    """The exchange that a target is a part of; None for any other target."""
+    """The whole exchange of a target that is one of its parts; None for any other target."""
     whole, _, part = target.rpartition("_")
     return whole if is_sharing(target) and part in SHARING_PARTS else None
 
@@ -115,9 +237,10 @@ def write(item: Item) -> str:
 
 
 def read(target: str, text: str) -> Item:
-    """The item of a target from its text; raises `CodlError` with the text that is wrong."""
-    if context_terms.kind_of(target):
-        return context_terms.read(target, text)
+    """Parse an item of a target; raises `CodlError` for an invalid text."""
+    if kind := kind_of(target):
+        item: Item = CONTEXT[kind].read(text)
+        return item
     if not is_sharing(target):
         return parse(text)
     try:
@@ -130,7 +253,6 @@ def read(target: str, text: str) -> Item:
 
 
 def targets_of(item: Item) -> tuple[str, ...]:
-    """Every target that an item can have."""
     if isinstance(item, Shape):
         return tuple(_sharing_targets())
     if not isinstance(item, Op):
@@ -140,9 +262,9 @@ def targets_of(item: Item) -> tuple[str, ...]:
 
 
 def variant_of(target: str, op: Op) -> Variant:
-    """The variant whose target for `op` this is.
+    """The kernel variant of a target for `op`.
 
-    Raises `UnknownNameError` with the targets that such an op has.
+    Raises `UnknownNameError`, which lists the op's targets, for another target.
     """
     variants = {registry.target(v, op): v for v in registry.known_to(op)}
     if target not in variants:
@@ -157,33 +279,42 @@ def table(
     soc: Soc,
     tuning: Tuning = Tuning(),
 ) -> FeatureTable:
-    """The features of some items (at least one) of one target, of kernels as they were tuned.
+    """The features (items, features) of one target's items (at least one), with tuned kernels.
 
-    Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
-    variant gives two items different features, or a feature that is not finite.
+    Raises `UnknownNameError` for a target that does not predict the items, and `MismatchError` for
+    items of another type, feature names that differ between items, or an infinite feature.
     """
-    if kind := context_terms.kind_of(target):
-        item_type = context_terms.KINDS[kind]
+    if kind := kind_of(target):
+        item_type = CONTEXT[kind]
         _refuse_others(target, items, item_type, item_type.__name__)
-        columns = item_type.columns(items)
-        features = _of_columns(columns, len(items))
+        features = _of_columns(item_type.columns(items), len(items))
     elif is_sharing(target):
-        shapes = _shapes(target, items)
-        features = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
-    elif feature_set == "flops":
-        features = _of_columns(_mulayer(_checked(target, items)), len(items))
+        shapes: Any = items
+        _refuse_others(target, items, Shape, "a shape")
+        if target not in _sharing_targets():
+            raise UnknownNameError("target of a shape", target, _sharing_targets())
+        if feature_set == "flops":
+            columns: FeatureColumns = {"bytes": np.array([float(x.bytes) for x in shapes])}
+        else:
+            columns = _sharing_columns(shapes, *_sharing_targets()[target], soc)
+        features = _of_columns(columns, len(shapes))
     else:
-        features = _by_variant(target, _ops(target, items), soc, tuning)
-    _refuse_infinite(target, items, features)
+        ops: Any = items
+        _refuse_others(target, items, Op, "an op")
+        if feature_set == "variant":
+            features = _by_variant(target, ops, soc, tuning)
+        else:
+            for op in _of_each_kind(ops):
+                if target not in targets_of(op):
+                    raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
+            columns = type(ops[0]).size_columns.of(ops).mulayer_features
+            features = _of_columns(columns, len(ops))
+    for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
+        raise MismatchError(
+            f"The feature {features.names[column]} of {target} must be finite, got "
+            f"{features.values[row, column]} for {write(items[row])}."
+        )
     return features
-
-
-def _of_shapes(
-    feature_set: FeatureSet, shapes: Sequence[Shape], how: tuple[Direction, Storage], soc: Soc
-) -> FeatureTable:
-    if feature_set == "flops":
-        return FeatureTable(("bytes",), np.array([[float(shape.bytes)] for shape in shapes]))
-    return _of_columns(_sharing_columns(shapes, *how, soc), len(shapes))
 
 
 def _of_columns(columns: FeatureColumns, count: int) -> FeatureTable:
@@ -206,67 +337,29 @@ def _of_rows(
     return FeatureTable(names, np.array([list(row.values()) for row in rows], np.float64))
 
 
-def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable) -> None:
-    if np.isfinite(features.values).all():
-        return
-    for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
-        raise MismatchError(
-            f"The feature {features.names[column]} of {target} must be finite, got "
-            f"{features.values[row, column]} for {write(items[row])}."
-        )
-
-
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if variant.op_columns is not None:
         of_variant = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
     else:
-        of_variant = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
-    # What a variant says of itself, and what is computed behind it: the same in all of them.
-    behind = exponentials(ops)
-    values = np.column_stack([of_variant.values, behind])
+        of_variant = _of_rows(target, ops, [tuning.features(variant, op, soc) for op in ops])
+    # The variant's own features, and the activation, which all variants compute alike.
+    values = np.column_stack([of_variant.values, exponentials(ops)])
     return FeatureTable((*of_variant.names, ACTIVATION), values)
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
-    """One op of every kind and flavor that is among some."""
     of_type: dict[type[Any], Op] = dict(zip(map(type, ops), ops, strict=True))
     if all(cls.flavor is Op.flavor for cls in of_type):
         return list(of_type.values())
     return list({(op.kind, op.flavor): op for op in ops}.values())
 
 
-def _checked(target: str, items: Sequence[Item]) -> Sequence[Op]:
-    """The items as ops, all of them ops that the target is for."""
-    ops = _ops(target, items)
-    for op in _of_each_kind(ops):
-        if target not in targets_of(op):
-            raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
-    return ops
-
-
-def _ops(target: str, items: Sequence[Item]) -> Sequence[Op]:
-    _refuse_others(target, items, Op, "an op")
-    return cast(Sequence[Op], items)
-
-
 def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: str) -> None:
-    """Every item must be of a type; types are few, and looked at once."""
+    """Raise `MismatchError` unless every item is of type `wanted`; checks each type once."""
     if not all(issubclass(kind, wanted) for kind in set(map(type, items))):
         other = next(item for item in items if not isinstance(item, wanted))
         raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
-
-
-def _shapes(target: str, items: Sequence[Item]) -> Sequence[Shape]:
-    _refuse_others(target, items, Shape, "a shape")
-    if target not in _sharing_targets():
-        raise UnknownNameError("target of a shape", target, _sharing_targets())
-    return cast(Sequence[Shape], items)
-
-
-def _mulayer(ops: Sequence[Op]) -> FeatureColumns:
-    """What muLayer looks at, of ops of one kind."""
-    return type(ops[0]).size_columns.of(ops).mulayer_features
 
 
 @dataclass(frozen=True)
@@ -295,7 +388,7 @@ class ShapeColumns:
 def _sharing_columns(
     shapes: Sequence[Shape], direction: Direction, storage: Storage, soc: Soc
 ) -> FeatureColumns:
-    """The features of regions of these shapes; the names depend on the direction alone."""
+    """Features of regions to share; names depend on the direction alone."""
     sizes = ShapeColumns.of(shapes)
     if direction.endswith("_openvino"):
         return _transposed(sizes, soc)
@@ -305,7 +398,7 @@ def _sharing_columns(
 
 
 def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
-    """ncnn's packed layout interleaves as many channels as divide their number, or none."""
+    """Features of packing to ncnn's layout: 16, 8, 4 or 1 interleaved channels, by divisibility."""
     widest = soc.cpu.simd_floats
     vectors = packed_vectors(sizes.channels, widest)
     width = sizes.channels / vectors
@@ -322,7 +415,7 @@ def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
 
 
 def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
-    """Channels first to channels last, or back: a matrix of pixels by channels, transposed."""
+    """Features of a transposition between channels first and channels last (OpenVINO)."""
     return {
         "channels": sizes.images * sizes.channels,
         "pixels": sizes.images * sizes.pixels,
@@ -331,10 +424,10 @@ def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
 
 
 def _transform(sizes: ShapeColumns, storage: Storage, soc: Soc) -> FeatureColumns:
-    """A copy through memory that both sides see, and a kernel between planar and the GPU's layout.
+    """Features of a copy through shared memory and a kernel between planar and GPU layout.
 
-    In blocks, a kernel transposes as many pixels at a time as a block has channels; images with
-    fewer pixels go one element at a time.
+    The kernel transposes chunks of as many pixels as a block has channels; images with fewer
+    pixels are converted element by element.
     """
     width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
     blocks = sizes.images * ceil_div(sizes.channels, width)

@@ -1,11 +1,10 @@
-"""In-network cost: what ops take in a network beyond what they take alone, fitted to stages.
+"""In-network costs: the latency of ops in a network beyond their latency alone, fitted to stages.
 
-A predictor knows an op that runs again and again. In a network other ops have run since its weights
-were read, a net has to be called, tensors are packed at its ends, and the other processor works
-beside it on the same memory. All of that is fitted at once, to stages of small plans that ran
-(`StageRow`): a shard takes its ops' predicted latencies, and a cost for each call and each byte.
-Coefficients are of a SoC's memory and runtimes, each library of the CPU by itself, so they hold for
-models that nobody measured.
+A predictor models an op in repetition. In a network, other ops evict its weights from caches, nets
+are called, tensors are packed at their ends, and the other processor competes for memory. One fit
+to measured stages of small plans (`StageRow`) covers all of these: a shard takes its ops' predicted
+latencies plus costs for each call and each byte. Coefficients belong to a SoC's memory and
+runtimes, separately for each CPU library, so they transfer to models without measurements.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import Op, Shape, parse
-from codl.ir.columns import elements
+from codl.ir.columns import ColumnsByType
+from codl.ir.records.results import Amount
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
-from codl.lower.rules import loading, storing
+from codl.lower.partition import loading, storing
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
-from codl.records.results import Amount
-from codl.records.soc import Soc
 
-#: Fewer stages of a processor than this say nothing.
+#: Fewest stages of a processor for a fit.
 FEWEST = 12
-#: Fits, each of which weighs shards by how far off the last one was; closer ones count alike.
+#: Iterations of re-weighted least squares, and the least log error in a shard's weight.
 REFITS, NEAR = 40, 0.003
-#: Ways to pack and unpack, by their names.
+#: Directions of packing and unpacking, by name.
 PACKING: Mapping[str, Direction] = {
     way(library): way(library) for way in (loading, storing) for library in LIBRARIES
 }
@@ -44,14 +43,13 @@ PACKING: Mapping[str, Direction] = {
 
 @dataclass(frozen=True)
 class InNetworkCost:
-    """Milliseconds of a processor's shard in a network, for each of what it does.
+    """Costs in milliseconds of a processor's shard in a network.
 
-    Its ops take what they take alone: `alone` is a factor of that in files from before. A call is
-    of a net on the CPU and of a kernel on the GPU. All others are for a byte: of weights that an op
-    alone keeps in any cache (as the op has them, and as a variant transforms them: those are read
-    point by point, far apart); of what nets pack and unpack; and of everything where the other
-    processor works at the same time. Tensors lie where the op before has left them, and in memory
-    that others had before: they cost something (`tensor_ms`) in files from before alone.
+    `call_ms` is for a net call on the CPU or a kernel on the GPU. The others are for a byte:
+    `weight_ms` and `transformed_ms` of weights that an op alone keeps in a cache (plain ones, and
+    ones transformed by a variant, read with large strides); `packed_ms` of tensors that nets pack
+    and unpack; `beside_ms` of all traffic while the other processor works. Older files also have
+    `alone`, a factor of the ops' latency alone, and `tensor_ms`, for a byte of tensors.
     """
 
     alone: Amount = 1.0
@@ -63,34 +61,31 @@ class InNetworkCost:
     beside_ms: Amount = 0.0
 
 
-#: Whose costs there may be: a processor's, `cpu` being ncnn's, and those of the CPU's other
-#: libraries, each of which calls, passes on and packs in its own way.
+#: Owners of costs: the GPU, and each CPU library with its own calls and packing (`cpu` is ncnn).
 Owner: TypeAlias = Literal["cpu", "gpu", "ort", "openvino"]
 InNetworkCosts: TypeAlias = Mapping[Owner, InNetworkCost]
 OTHERS: tuple[Owner, ...] = ("ort", "openvino")
 
 
 def owner_of(processor: Processor, library: str) -> Owner:
-    """Whose costs are those of a processor in a library."""
     return library if processor == "cpu" and library in OTHERS else processor
 
 
 def costs_of(costs: InNetworkCosts, processor: Processor, library: str = "") -> InNetworkCost:
-    """The costs of a library that has some, or else the processor's; nothing where it has none."""
+    """The costs of a library, else of its processor, else zero costs (`NOTHING`)."""
     return costs.get(owner_of(processor, library)) or costs.get(processor, NOTHING)
 
 
 def library_of(way: Direction) -> str:
-    """The library that packs or unpacks."""
     return next((library for library in OTHERS if way.endswith(f"_{library}")), "ncnn")
 
 
 def measured_way(
     way: Direction, targets: Collection[str], costs: InNetworkCosts
 ) -> Direction | None:
-    """What was measured of a packing: itself, ncnn's in its place, or nothing but its bytes.
+    """The predicted direction for a packing `way`: itself, ncnn's as a substitute, or None.
 
-    Bytes tell of a library that has costs of its own.
+    None: the library's own in-network costs price packing by bytes.
     """
     library = library_of(way)
     if library == "ncnn" or features.sharing_target(way) in targets:
@@ -101,55 +96,37 @@ def measured_way(
 
 
 def largest_cache(soc: Soc, processor: Processor) -> float:
-    """Bytes of the largest cache that a processor reads through; 0 where that is not known."""
+    """Bytes of the largest cache that a processor reads through; 0 if unknown."""
     if processor == "gpu" and not soc.gpu.is_cpu:
         return gpu_cache_bytes(soc)
     return float(max([soc.cpu.l2_cache_bytes, *(cache.bytes for cache in soc.cpu.caches)]))
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that ops read and write, as they lie in memory, each shaped (ops)."""
+def kept_bytes(
+    elements: NDArray[np.float64],
+    growth: NDArray[np.float64],
+    is_transformed: NDArray[np.bool_],
+    cache: float,
+) -> NDArray[np.float64]:
+    """Bytes that repeated ops keep in a `cache` of this size, and lose inside a network.
 
-    weights: NDArray[np.float64]
-    #: Of weights that a kernel variant has transformed.
-    transformed: NDArray[np.float64]
-    #: Inputs and outputs.
-    tensors: NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls,
-        elements: NDArray[np.float64],
-        growth: NDArray[np.float64],
-        is_transformed: NDArray[np.bool_],
-    ) -> Traffic:
-        """From elements of inputs, weights and outputs, shaped (3, ops).
-
-        Weights are `growth` times as many in memory.
-        """
-        inputs, weights, outputs = 4 * elements
-        weights = weights * growth
-        return cls(weights * ~is_transformed, weights * is_transformed, inputs + outputs)
-
-    def kept(self, cache: float) -> NDArray[np.float64]:
-        """What ops that are repeated keep in a cache of so many bytes, and lose inside a network.
-
-        Of weights, transformed ones and tensors, shaped (3, ops).
-        """
-        each = np.stack([self.weights, self.transformed, self.tensors])
-        size = np.maximum(each.sum(axis=0), 1.0)
-        kept: NDArray[np.float64] = (1 - beyond(size, cache) / size) * each
-        return kept
+    `elements` are those of inputs, weights and outputs, shaped (3, ops); weights take `growth`
+    (ops) times their size in memory. Rows are weights, weights transformed by a kernel variant, and
+    tensors, shaped (3, ops).
+    """
+    inputs, weights, outputs = 4 * elements
+    weights = weights * growth
+    each = np.stack([weights * ~is_transformed, weights * is_transformed, inputs + outputs])
+    size = np.maximum(each.sum(axis=0), 1.0)
+    kept: NDArray[np.float64] = (1 - beyond(size, cache) / size) * each
+    return kept
 
 
-#: Ops take what they take alone.
+#: Zero costs: ops in a network take their latency alone.
 NOTHING = InNetworkCost()
 
 
 class OpPredictors(Protocol):
-    """What predicts ops alone, and packing; milliseconds."""
-
     @property
     def targets(self) -> tuple[str, ...]: ...
 
@@ -163,10 +140,10 @@ class OpPredictors(Protocol):
 def fitted(
     soc: Soc, dataset: Dataset, predictors: OpPredictors, tuning: Tuning = Tuning()
 ) -> dict[Owner, InNetworkCost]:
-    """The costs by a dataset's stages; of whom there are few there are none.
+    """Costs fitted to a dataset's stages, by owner, of at least `FEWEST` stages each.
 
-    `tuning` is that of the kernels that ran. Raises `InvalidFileError` for a row whose text is no
-    op or no shape.
+    With fewer stages of ncnn, `cpu` is fitted to all CPU stages. `tuning` is that of the measured
+    kernels. Raises `InvalidFileError` for a row with an unreadable op or shape.
     """
     costs: dict[Owner, InNetworkCost] = {}
     for side in PROCESSORS:
@@ -183,7 +160,7 @@ def fitted(
 
 @dataclass(frozen=True)
 class Shard:
-    """What a processor did in a stage: amounts in the order of the costs."""
+    """A processor's work in a stage: amounts in the order of `InNetworkCost`, and its latency."""
 
     owner: Owner
     amounts: tuple[float, ...]
@@ -197,86 +174,83 @@ def shards(
     side: Processor,
     tuning: Tuning = Tuning(),
 ) -> list[Shard]:
-    """A processor's shards in a dataset's stages, but for those in several libraries at once.
+    """A processor's shards in a dataset's stages, without shards that mix libraries.
 
-    Raises `InvalidFileError` for a row whose text is no op or no shape.
+    Raises `InvalidFileError` for a row with an unreadable op or shape.
     """
     table, slower = dataset.table("stage"), dataset.calibration()
     rows = [row for row in table.read() if row.status == "ok"]
     try:
-        stages = _Stages(side, predictors, _works(rows, side, predictors, soc, tuning))
-        every = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
+        works = _works(rows, side, predictors, soc, tuning)
+        every = [
+            _shard(row, side, works, predictors, slower.get(row.run, {}).get(side, 1.0))
+            for row in rows
+        ]
     except CodlError as error:
         raise InvalidFileError(table.path, str(error)) from error
     return [shard for shard in every if shard is not None]
 
 
 class _Work(NamedTuple):
-    """An op in a variant: milliseconds alone, and the bytes that it moves and keeps in caches."""
+    """An op in a variant: milliseconds alone, bytes moved, and bytes kept in caches."""
 
     alone_ms: float
     backend: str
-    #: Bytes of inputs, weights and output as the op has them.
+    #: Bytes of inputs, untransformed weights and output.
     moved: float
-    #: Of weights, as they are and transformed.
+    #: Bytes of plain and of transformed weights kept in a cache, shaped (2).
     kept: NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """What a processor did in stages."""
+def _shard(
+    row: StageRow,
+    side: Processor,
+    works_by_text: Mapping[str, _Work],
+    predictors: OpPredictors,
+    slower: float,
+) -> Shard | None:
+    """A processor's shard of a stage.
 
-    side: Processor
-    predictors: OpPredictors
-    #: By text, the ops that have a predictor.
-    works: Mapping[str, _Work]
+    None if the processor is idle, mixes libraries, or an op or packing has no predictor. `slower`
+    is the processor's slowdown relative to the dataset's first run.
+    """
+    cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
+    gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
+    (texts, calls, taken_ms), other = (cpu, gpu) if side == "cpu" else (gpu, cpu)
+    ran = texts.split(SEPARATOR)
+    if taken_ms <= 0 or not all(text in works_by_text for text in ran):
+        return None
+    works = [works_by_text[text] for text in ran]
+    owner, *others = {owner_of(side, work.backend) for work in works}
+    if others:
+        return None
+    moves = list(moves_of(row.packed)) if side == "cpu" else []
+    packed = sum(shape.bytes for _, shape in moves)
+    try:
+        packing_ms = fsum(_packing_ms(way, owner, shape, predictors) for way, shape in moves)
+    except UnknownNameError:  # no predictor of the packing
+        return None
+    weights, transformed = np.sum([work.kept for work in works], axis=0).tolist()
+    moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
+    alone_ms = fsum(work.alone_ms for work in works) + packing_ms
+    amounts = (alone_ms, float(calls), weights, transformed, 0.0, float(packed), moved)
+    return Shard(owner, amounts, taken_ms / slower)
 
-    def shard(self, row: StageRow, slower: float) -> Shard | None:
-        """What it did in a stage; None where that is nothing, or has no predictor.
 
-        Nor where several libraries were at it. `slower` is by how much it was slower than in the
-        dataset's first run.
-        """
-        cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
-        gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
-        (texts, calls, taken_ms), other = (cpu, gpu) if self.side == "cpu" else (gpu, cpu)
-        ran = texts.split(SEPARATOR)
-        if taken_ms <= 0 or not all(text in self.works for text in ran):
-            return None
-        works = [self.works[text] for text in ran]
-        owner, *others = {owner_of(self.side, work.backend) for work in works}
-        if others:
-            return None
-        moves = list(moves_of(row.packed)) if self.side == "cpu" else []
-        packed = sum(shape.bytes for _, shape in moves)
-        try:
-            packing_ms = fsum(self._packing_ms(way, owner, shape) for way, shape in moves)
-        except UnknownNameError:  # packing was not measured
-            return None
-        weights, transformed = np.sum([work.kept for work in works], axis=0).tolist()
-        moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
-        alone_ms = fsum(work.alone_ms for work in works) + packing_ms
-        amounts = (alone_ms, float(calls), weights, transformed, 0.0, float(packed), moved)
-        return Shard(owner, amounts, taken_ms / slower)
-
-    def _packing_ms(self, way: Direction, owner: Owner, shape: Shape) -> float:
-        """What it takes as far as it was measured; 0 where only bytes tell."""
-        if library_of(way) == "ncnn" and owner in OTHERS:  # in files from before
-            way = loading(owner) if way == "load" else storing(owner)
-        measured = measured_way(way, self.predictors.targets, dict.fromkeys(OTHERS, NOTHING))
-        if measured is None:
-            return 0.0
-        parts = self.predictors.sharing_ms(measured, [shape]).values()
-        return sum(float(part[0]) for part in parts)
+def _packing_ms(way: Direction, owner: Owner, shape: Shape, predictors: OpPredictors) -> float:
+    """Predicted milliseconds of a packing; 0 where its cost is fitted for bytes alone."""
+    if library_of(way) == "ncnn" and owner in OTHERS:  # older files name ncnn's direction
+        way = loading(owner) if way == "load" else storing(owner)
+    measured = measured_way(way, predictors.targets, dict.fromkeys(OTHERS, NOTHING))
+    if measured is None:
+        return 0.0
+    return sum(float(part[0]) for part in predictors.sharing_ms(measured, [shape]).values())
 
 
 def _works(
     rows: Sequence[StageRow], side: Processor, predictors: OpPredictors, soc: Soc, tuning: Tuning
 ) -> dict[str, _Work]:
-    """What a processor ran in stages, by its text `variant op`.
-
-    One batch for each target; without those that have no predictor.
-    """
+    """Ops with a predictor that a processor ran in stages, by text `variant op`."""
     lists = (row.cpu_ops if side == "cpu" else row.gpu_ops for row in rows)
     by_variant: dict[tuple[str, Variant], dict[str, Op]] = {}
     for text in dict.fromkeys(text for texts in lists if texts for text in texts.split(SEPARATOR)):
@@ -291,20 +265,20 @@ def _works(
             ops = list(ops_by_text.values())
             growth = tuning.weight_growth(variant, ops, soc)
             is_transformed = np.full(len(ops), variant.transforms_weights)
-            sizes = np.array(elements(ops), np.float64)
-            traffic = Traffic.of(sizes, growth, is_transformed)
+            sizes = ColumnsByType(ops).amounts[:3]
+            kept = kept_bytes(sizes, growth, is_transformed, cache)[:2].T
             moved = 4 * sizes.sum(axis=0)
             alone_ms = predictors.latency_ms(target, ops)
-            each = zip(alone_ms, moved, traffic.kept(cache)[:2].T, strict=True)
+            each = zip(alone_ms, moved, kept, strict=True)
             works |= {
-                text: _Work(ms, variant.backend, size, kept)
-                for text, (ms, size, kept) in zip(ops_by_text, each, strict=True)
+                text: _Work(ms, variant.backend, size, own)
+                for text, (ms, size, own) in zip(ops_by_text, each, strict=True)
             }
     return works
 
 
 def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
-    """What `StageRow.packed` lists; raises `CodlError` for what is no such list."""
+    """Directions and shapes listed in `StageRow.packed`; raises `CodlError` for another text."""
     for move in filter(None, text.split(SEPARATOR)):
         way, _, sizes = move.partition(" ")
         if way not in PACKING:
@@ -315,11 +289,8 @@ def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
 
 
 def fit(some: Sequence[Shard]) -> list[float]:
-    """Costs of at least 0 with the least sum of logarithmic errors; the first cost is 1.
-
-    So shards that something disturbed count little, and too much is as wrong as too little.
-    """
-    from scipy.optimize import nnls  # planning needs none of it
+    """Non-negative costs with the least sum of absolute log errors, robust; the first cost is 1."""
+    from scipy.optimize import nnls  # not needed for planning
 
     taken_ms = np.array([shard.taken_ms for shard in some])
     alone_ms, *columns = np.array([shard.amounts for shard in some]).T

@@ -1,10 +1,9 @@
-"""The trained predictors of a SoC: what a planner asks for latencies, and their file.
+"""The trained predictors of a SoC: a planner's source of latencies, and their file.
 
-A file, `predictors/<soc>/<predictor>.json`, says what it predicts, from which features in which
-order and unit, what it was trained on and how well it predicts what it did not see, a target a
-line. It keeps digests of the features of a few ops: reading it computes them again, so a predictor
-never serves a variant or a SoC whose features have changed since. Files hold numbers and text
-alone, so one from elsewhere runs no code.
+A file, `predictors/<soc>/<predictor>.json`, has one line for each target: the names of its
+features in order, training tables, held-out accuracy, and the estimator. Digests of the features of
+a few ops are recomputed on reading, so a file for an outdated variant or SoC is refused. Files hold
+numbers and text alone and run no code.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from codl import files, provenance, yaml_file
+from codl import files
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.ir import Shape
+from codl.files import own_or_shipped
+from codl.ir import Shape, yaml_file
+from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, ELEMENTS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -31,27 +32,25 @@ from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts, Owner
-from codl.provenance import own_or_shipped
-from codl.records.soc import Soc
 
 E = TypeVar("E", bound=LatencyEstimator)
 
 VERSION = 10
 UNIT = "ms"
-#: A target of fewer different items than this says little of others.
+#: Fewest distinct items of a reliable target.
 FEW_ITEMS = 8
-#: Significant digits of a feature that count: the same computation agrees but for rounding.
+#: Significant digits of features in digests, which ignore rounding.
 DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPredictor(Generic[E]):
-    """The fitted estimator of one target and all that is known about it.
+    """The fitted estimator of one target with its metadata.
 
-    `features` are names in the order of the estimator's columns; `examples` gives a digest of the
-    features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. It was
-    fitted to `rows` with `items` different items, of `tables` (by name, with the start of their
-    SHA-256); `held_out` is the accuracy on whole shapes, empty without evaluation.
+    `features` are names in the order of the estimator's columns. `examples` are feature digests of
+    a few items by text, or of all items if fewer than `FEW_ITEMS`. `rows` and `items` count
+    training rows and distinct items. `tables` maps table names to the start of their SHA-256.
+    `held_out` is the accuracy on held-out shapes, empty without evaluation.
     """
 
     target: str
@@ -65,12 +64,11 @@ class StoredPredictor(Generic[E]):
     estimator: E
 
     def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
-        """The features of some items (at least one) in the order of the estimator's columns."""
+        """The features of items (at least one) in the order of the estimator's columns."""
         return features.table(self.estimator.feature_set, self.target, items, soc, tuning)
 
     @property
     def bytes(self) -> int:
-        """What this target takes of the file."""
         return len(_encode(self))
 
 
@@ -79,12 +77,12 @@ class _File:
     version: int
     predictor: str
     soc: str
-    #: The fingerprint of the kernels' choices.
+    #: Fingerprint of the kernels' tuning.
     tuning: str
     unit: str
     feature_units: str
     codl: str
-    #: What ops take more inside a network.
+    #: In-network costs by owner.
     inside: dict[Owner, InNetworkCost]
     targets: dict[str, Any]
 
@@ -98,17 +96,16 @@ class Predictors:
     path: Path
     stored: Mapping[str, StoredPredictor[Any]]
     tuning: Tuning = Tuning()
-    #: What ops take more inside a network; of a processor without stages there is nothing.
+    #: In-network costs by owner; absent for processors without measured stages.
     inside: InNetworkCosts = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that there is a predictor for."""
         return tuple(self.stored)
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
-        """The items of the targets that were measured at fewer than `FEW_ITEMS` different ones."""
+        """Texts of the measured items of each target with fewer than `FEW_ITEMS` items."""
         return {
             target: frozenset(stored.examples)
             for target, stored in self.stored.items()
@@ -118,10 +115,10 @@ class Predictors:
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]
     ) -> dict[str, NDArray[np.float64]]:
-        """Milliseconds to share a region of every shape, by part: shaped (shapes), all positive.
+        """Positive milliseconds to share a region of every shape, (shapes) by part.
 
-        All of it is a `copy` where no part has a predictor. Raises `UnknownNameError` where the
-        direction has none.
+        If no part has a predictor, the whole exchange is `copy`. Raises `UnknownNameError` for a
+        direction without a predictor.
         """
         usual, *others = registry.storages(self.soc)
         of_way = {"to_gpu": usual, "to_cpu": usual, "relayout": [usual, *others][-1]}
@@ -132,9 +129,9 @@ class Predictors:
         return {part: self.latency_ms(target, shapes) for part, target in parts.items()}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
-        """Milliseconds that items of one target take, shaped (items), all positive.
+        """Positive latencies of one target's items in milliseconds, shaped (items).
 
-        Raises `UnknownNameError` for a target without a predictor, or that the items do not have.
+        Raises `UnknownNameError` for a target without a predictor, or one of other items.
         """
         if target not in self.stored:
             fix = f"They are in {self.path}; `codl train --soc {self.soc.name}` trains them."
@@ -146,7 +143,7 @@ class Predictors:
         return estimator.predict(stored.table(items, self.soc, self.tuning).values)
 
     def save(self, root: Path = FOLDER) -> Path:
-        """Write all targets under `root`; a crash leaves the old file or the new."""
+        """Write all targets under `root` atomically; return the path."""
         header = {
             "version": VERSION,
             "predictor": self.name,
@@ -154,7 +151,7 @@ class Predictors:
             "tuning": self.tuning.fingerprint,
             "unit": UNIT,
             "feature_units": features.UNITS,
-            "codl": provenance.VERSION,
+            "codl": files.VERSION,
             "inside": self.inside,
         }
         lines = [b"%s:%s" % (_encode(key), _encode(value)) for key, value in header.items()]
@@ -171,13 +168,13 @@ def path_of(root: Path, soc: str, predictor: str) -> Path:
 
 
 def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) -> Predictors:
-    """Load and check all predictors of one name for a SoC whose kernels were tuned so.
+    """Load and check all predictors of one name for a SoC with tuned kernels.
 
-    In the usual folder also those that come with codl.
+    The default folder falls back to predictors shipped with codl.
 
-    Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored, a file
-    cannot be read or has none of the SoC's precision, and `MismatchError` for one that belongs to
-    something else.
+    Raises `UnknownNameError` for an unknown name, `InvalidFileError` for a missing or unreadable
+    file or one without the SoC's precision, and `MismatchError` for a file of another SoC, name,
+    tuning or set of features.
     """
     ESTIMATORS.find(name)
     path = path_of(own_or_shipped(soc.name, folder, FOLDER).parent, soc.name, name)
@@ -198,11 +195,11 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
 
 
 def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
-    """Read and check one file.
+    """Read and check one file of predictors.
 
-    Raises `InvalidFileError` for a file that is not of predictors or was changed,
-    `UnknownNameError` for a predictor or target that codl does not know, and `MismatchError` for
-    one that belongs to another SoC, name or set of features.
+    Raises `InvalidFileError` for an invalid or changed file, `UnknownNameError` for an unknown
+    predictor or target, and `MismatchError` for a file of another SoC, name, tuning or set of
+    features.
     """
     fix = f"`codl train --soc {soc.name}` trains it again."
     content = files.read_json(path, fix=fix)
@@ -230,7 +227,7 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
 
 
 def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) -> None:
-    """What the file says it is must agree with where it lies, and with how kernels are tuned."""
+    """Raise `MismatchError` for a file of another SoC or name than its path, or another tuning."""
     for key, value in {"soc": soc.name, "predictor": path.stem}.items():
         if getattr(file, key) != value:
             raise MismatchError(
@@ -250,7 +247,7 @@ def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) ->
 def _check_examples(
     path: Path, target: str, stored: StoredPredictor[Any], soc: Soc, tuning: Tuning, fix: str
 ) -> None:
-    """Compare the digests of a target's examples with their features now, and predict them."""
+    """Check a target: digests of its examples against current features, and a trial prediction."""
     invalid = partial(InvalidFileError, path, fix=fix)
     if stored.target != target:
         raise invalid(f"is of {stored.target!r}.", where=f"targets, {target}, target")
@@ -289,7 +286,7 @@ def _check_examples(
 
 
 def examples_of(items: list[Item], table: FeatureTable) -> dict[str, str]:
-    """Digests of the features of some items by their text."""
+    """The first 8 hex digits of a SHA-256 of each item's features, by the item's text."""
     rows = ([f"{value:.{DIGITS}g}" for value in row] for row in table.values.tolist())
     return {
         features.write(item): sha256(" ".join((*table.names, *row)).encode()).hexdigest()[:8]

@@ -1,42 +1,59 @@
-"""Training sets: the samples of every target, read from the tables of a dataset.
+"""Training rows of every target, read from a dataset, and cross-validation on them.
 
-Only rows with the status ok become samples. Rows that ran the same part, or parts of the same op,
-are in one group, which is held out as a whole; an activation makes no other shape.
+Only rows of status ok become samples. Rows of the same part, or of parts of the same op, form a
+group that is held out as a whole; activations do not distinguish shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
-from statistics import mean
-from typing import TypeAlias
+from statistics import mean, median
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.errors import CodlError, InvalidFileError, UnknownNameError, explained
 from codl.ir import OP_TYPES, Activation, Op, parse
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
-from codl.predict import context_terms, features
-from codl.predict.context_terms import Batch
-from codl.predict.cross_validation import Indices, TrainingRows, connected_groups
-from codl.predict.features import Item
+from codl.measure.dataset import (
+    BatchRow,
+    CsvTable,
+    Dataset,
+    DispatchRow,
+    OpRow,
+    SharingRow,
+    SignalRow,
+)
+from codl.predict import features
+from codl.predict.estimators import LatencyEstimator
+from codl.predict.features import Batch, Item, Launches
 
-#: How much slower a processor was than in the first run, by run and processor.
+with explained():
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from sklearn.model_selection import GroupKFold
+
+SEED = 0
+TEST_SHARE = 0.3
+FOLDS = 5
+
+Indices: TypeAlias = NDArray[np.intp]
+Values: TypeAlias = NDArray[np.float64]
+#: Slowdown relative to the dataset's first run, by run and processor.
 Factors: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One ok row: what ran, the shapes it must not be separated from, its latency, its source.
-
-    `run` names the measurement run that it is of.
-    """
+    """One ok row: item, shapes that link it to its group, latency, source, measurement run."""
 
     item: Item
     shapes: tuple[Item, ...]
@@ -47,10 +64,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """All samples of one target; `processor` is None for data sharing, which takes both.
-
-    `failed` counts the rows left out, `files` are the tables that the samples come from.
-    """
+    """Samples of one target (`processor` None: both), count of `failed` rows, and table `files`."""
 
     target: str
     processor: Processor | None
@@ -80,19 +94,18 @@ class Samples:
 
     @property
     def tables(self) -> dict[str, str]:
-        """The tables that the samples are of, by the start of their SHA-256."""
+        """The first 8 hex digits of the SHA-256 of each table of the samples, by table name."""
         files = {path.stem.removeprefix("t_"): path for path in self.files}
         return {name: sha256(path.read_bytes()).hexdigest()[:8] for name, path in files.items()}
 
     def rows(self, values: NDArray[np.float64]) -> TrainingRows:
-        """What an estimator is fitted to, with some features of the items."""
         return TrainingRows(values, self.latency_ms, self.runs, self.groups)
 
 
 def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
-    """The samples of every target that the dataset has tables for, and notes on what was left out.
+    """The samples of every target with a table in the dataset, and notes on omitted tables.
 
-    Raises `InvalidFileError` where there is no table, or with the row that is wrong.
+    Raises `InvalidFileError` for a dataset without tables or an unreadable row.
     """
     tables = dataset.tables()
     if not tables:
@@ -113,35 +126,29 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
 
 
 def _of_table(name: str, table: CsvTable[OpRow], factors: Factors) -> Samples:
-    """The samples of a kernel variant; `UnknownNameError` where codl has no such variant."""
+    """The samples of a kernel variant; raises `UnknownNameError` for an unknown variant.
+
+    Latencies are brought to the first run's machine speed.
+    """
     rows = table.read()
-    ok = [row for row in rows if row.status == "ok"]
-    samples = [_sample(name, table.path, row) for row in ok]
+    samples = [_sample(table.path, row) for row in rows if row.status == "ok"]
     kinds = {(s.item.kind, s.item.flavor): s.item for s in samples if isinstance(s.item, Op)}
     variants = {features.variant_of(name, op) for op in kinds.values()}
     processor = variants.pop().processor if variants else None
-    samples = [
-        _calibrated(sample, factors.get(row.run, {}).get(processor or "", 1.0))
-        for sample, row in zip(samples, ok, strict=True)
-    ]
+    slower = [factors.get(sample.run, {}).get(processor or "", 1.0) for sample in samples]
     return Samples(
         target=name,
         processor=processor,
-        samples=tuple(samples),
-        failed=len(rows) - len(ok),
+        samples=tuple(
+            replace(sample, latency_ms=sample.latency_ms / factor)
+            for sample, factor in zip(samples, slower, strict=True)
+        ),
+        failed=len(rows) - len(samples),
         files=(table.path,),
     )
 
 
-def _calibrated(sample: Sample, factor: float) -> Sample:
-    """What the latency would have been in the first run; `factor` is how much slower this one was.
-
-    Runs of other days find the machine in another state, which is not what separates two ops.
-    """
-    return replace(sample, latency_ms=sample.latency_ms / factor)
-
-
-def _sample(name: str, path: Path, row: OpRow) -> Sample:
+def _sample(path: Path, row: OpRow) -> Sample:
     try:
         part, op = parse(row.part), parse(row.op)
     except CodlError as error:
@@ -151,65 +158,60 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
 
 
 def _sharing(table: CsvTable[SharingRow], factors: Factors) -> list[Samples]:
-    rows, targets = table.read(), []
-    for row in rows:
-        if row.direction not in features.DIRECTIONS:
-            reason = str(UnknownNameError("direction", row.direction, features.DIRECTIONS))
-            raise InvalidFileError(table.path, reason, where=f"{row.key}")
-        if row.layout not in features.STORAGES:
-            reason = str(UnknownNameError("layout", row.layout, features.STORAGES))
-            raise InvalidFileError(table.path, reason, where=f"{row.key}")
-    for direction, layout in dict.fromkeys((row.direction, row.layout) for row in rows):
-        rows_of_layout = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
-        targets += _of_direction(table.path, rows_of_layout, factors)
-    return targets
-
-
-def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> list[Samples]:
-    """The samples of one direction and layout: of the whole, and of each part that takes time."""
-    ok = [row for row in rows if row.status == "ok"]
-    direction, storage = rows[0].direction, features.STORAGES[rows[0].layout]
-    parts = features.SHARING_PARTS if direction in ("to_gpu", "to_cpu") else ()
+    """The samples of each direction and layout: whole exchanges, and each part that takes time."""
+    by_target: dict[tuple[str, str], list[SharingRow]] = {}
+    for row in table.read():
+        known = {"direction": features.DIRECTIONS, "layout": features.STORAGES}
+        for name, values in known.items():
+            if (value := getattr(row, name)) not in values:
+                reason = str(UnknownNameError(name, value, values))
+                raise InvalidFileError(table.path, reason, where=f"{row.key}")
+        by_target.setdefault((row.direction, row.layout), []).append(row)
     targets = []
-    for part in ("", *parts):
-        target = features.sharing_target(direction, storage, part)  # type: ignore[arg-type]
-        samples = []
-        for row in ok:
-            latency_ms = getattr(row, f"{part}_ms") if part else row.latency_ms
-            try:
-                shape = features.read(target, row.shape)
-            except CodlError as error:
-                raise InvalidFileError(path, str(error), where=f"{row.key}") from error
-            both = list(factors.get(row.run, {}).values()) or [1.0]
-            if latency_ms > 0:
-                sample = Sample(shape, (shape,), latency_ms, row.source, row.run)
-                samples.append(_calibrated(sample, mean(both)))
-        if part and not samples:
-            continue  # replayed tables have wholes alone
-        failed = len(rows) - len(ok)
-        targets.append(
-            Samples(
-                target=target,
-                processor=None,
-                samples=tuple(samples),
-                failed=0 if part else failed,
-                files=(path,),
+    for (direction, layout), rows in by_target.items():
+        ok = [row for row in rows if row.status == "ok"]
+        parts = features.SHARING_PARTS if direction in ("to_gpu", "to_cpu") else ()
+        for part in ("", *parts):
+            target = features.sharing_target(direction, features.STORAGES[layout], part)  # type: ignore[arg-type]
+            samples = [*_exchanges(table.path, target, part, ok, factors)]
+            if part and not samples:
+                continue  # replayed tables have whole exchanges alone
+            targets.append(
+                Samples(
+                    target=target,
+                    processor=None,
+                    samples=tuple(samples),
+                    failed=0 if part else len(rows) - len(ok),
+                    files=(table.path,),
+                )
             )
-        )
     return targets
+
+
+def _exchanges(
+    path: Path, target: str, part: str, rows: Sequence[SharingRow], factors: Factors
+) -> Iterator[Sample]:
+    for row in rows:
+        latency_ms = getattr(row, f"{part}_ms") if part else row.latency_ms
+        try:
+            shape = features.read(target, row.shape)
+        except CodlError as error:
+            raise InvalidFileError(path, str(error), where=f"{row.key}") from error
+        slower = mean(list(factors.get(row.run, {}).values()) or [1.0])
+        if latency_ms > 0:
+            yield Sample(shape, (shape,), latency_ms / slower, row.source, row.run)
 
 
 def _context(dataset: Dataset) -> list[Samples]:
-    """The samples of launches, signals and batches on each processor."""
     targets = []
-    for kind in context_terms.KINDS:
+    for kind in features.CONTEXT:
         table = dataset.table(kind)
         rows = table.read()
         ok = [row for row in rows if row.status == "ok"]
         by_processor: dict[Processor, list[Sample]] = {}
         for row in ok:
             try:
-                processor, item = context_terms.item_of(kind, row)
+                processor, item = _context_item(kind, row)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
             shapes = (item.op if isinstance(item, Batch) else item,)
@@ -228,42 +230,191 @@ def _context(dataset: Dataset) -> list[Samples]:
     return targets
 
 
+def _context_item(kind: str, row: DispatchRow | SignalRow | BatchRow) -> tuple[Processor, Item]:
+    """The processor and the item of a row of a kind's table."""
+    if isinstance(row, DispatchRow):
+        return row.processor, Launches(row.count)  # type: ignore[return-value]
+    if isinstance(row, SignalRow):
+        signal = features.SIGNALS[kind](row.gap_ms)
+        return signal.processor, signal
+    return row.processor, Batch(parse(row.op), row.single_ms, row.images)  # type: ignore[return-value]
+
+
 def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
-    """muLayer's samples: for every part, those of the variant that codl prefers for it.
-
-    muLayer knows an op kind and a processor but no variants, so its predictor learns what the
-    default variant costs; where that one was not measured, the next in order of preference.
-    """
-    return [
-        Samples(
-            target=features.mulayer_target(kind, processor),
-            processor=processor,
-            samples=tuple(_preferred(tables)),
-            failed=sum(table.failed for table in tables),
-            files=tuple(path for table in tables for path in table.files),
-        )
-        for kind in sorted(OP_TYPES)
-        for processor in PROCESSORS
-        if (tables := _by_preference(kernels, kind, processor))
-    ]
-
-
-def _by_preference(kernels: Sequence[Samples], kind: str, processor: Processor) -> list[Samples]:
-    """The sets of samples of an op kind and a processor, the preferred variant's first."""
-    ranks = {}
+    """muLayer's samples, by op kind and processor, from each part's preferred measured variant."""
+    by_kind: dict[tuple[str, Processor], list[tuple[int, Samples]]] = {}
     for samples in kernels:
         op = next((s.item for s in samples.samples if isinstance(s.item, Op)), None)
-        if op is not None and op.kind == kind and samples.processor == processor:
-            ranks[samples.target] = registry.known_to(op).index(
-                features.variant_of(samples.target, op)
+        if op is not None and samples.processor is not None:
+            rank = registry.known_to(op).index(features.variant_of(samples.target, op))
+            by_kind.setdefault((op.kind, samples.processor), []).append((rank, samples))
+    found = []
+    for kind, processor in product(sorted(OP_TYPES), PROCESSORS):
+        ranked = sorted(by_kind.get((kind, processor), []), key=itemgetter(0))
+        if not ranked:
+            continue
+        tables = [samples for _, samples in ranked]
+        preferred: dict[Item, int] = {}
+        for at, table in enumerate(tables):
+            preferred |= {item: at for item in table.items if item not in preferred}
+        found.append(
+            Samples(
+                target=features.mulayer_target(kind, processor),
+                processor=processor,
+                samples=tuple(
+                    sample
+                    for at, table in enumerate(tables)
+                    for sample in table.samples
+                    if preferred[sample.item] == at
+                ),
+                failed=sum(table.failed for table in tables),
+                files=tuple(path for table in tables for path in table.files),
             )
-    return sorted((s for s in kernels if s.target in ranks), key=lambda s: ranks[s.target])
+        )
+    return found
 
 
-def _preferred(tables: Iterable[Samples]) -> list[Sample]:
-    taken: set[Item] = set()
-    chosen: list[Sample] = []
-    for table in tables:
-        chosen += [sample for sample in table.samples if sample.item not in taken]
-        taken.update(table.items)
-    return chosen
+# Cross-validation.
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Disjoint indices of training rows and held-out rows."""
+
+    train: Indices
+    test: Indices
+
+
+def row_folds(rows: int) -> list[Fold]:
+    """One fold with a fixed random 70 % of the rows for training; no fold for fewer than 2 rows."""
+    if rows < 2:
+        return []
+    order = np.random.default_rng(SEED).permutation(rows)
+    held_out = min(max(1, round(TEST_SHARE * rows)), rows - 1)
+    return [Fold(np.sort(order[held_out:]), np.sort(order[:held_out]))]
+
+
+def shape_folds(groups: Indices, seed: int = SEED) -> list[Fold]:
+    """Up to five folds that hold out every group once; none for a single group.
+
+    `groups` (rows) are group numbers. `seed` permutes groups of equal size among folds.
+    """
+    values, names = np.unique(groups, return_inverse=True)
+    renamed = np.random.default_rng(seed).permutation(len(values))[names]
+    return _group_folds(renamed) if len(values) > 1 else []
+
+
+def inner_folds(groups: Indices) -> list[Indices]:
+    """Held-out rows of each fold: whole groups if there are several, else single rows.
+
+    Folds partition the rows; two rows or more have at least two folds.
+    """
+    if len(np.unique(groups)) < 2:
+        groups = np.arange(len(groups))
+    if len(groups) < 2:
+        return [np.arange(len(groups))]
+    return [fold.test for fold in _group_folds(groups)]
+
+
+def _group_folds(groups: Indices) -> list[Fold]:
+    """Folds of similar size: groups in order of falling size go to the smallest fold."""
+    splitter = GroupKFold(min(FOLDS, len(np.unique(groups))))
+    return [Fold(train, test) for train, test in splitter.split(groups, groups=groups)]
+
+
+def connected_groups(labels: Sequence[Iterable[Hashable]]) -> Indices:
+    """Group numbers (rows): connected components of the graph of rows and labels.
+
+    Rows are labelled with their op and their part. So neither two ratios of one op, nor one part
+    of two ops, are ever on both sides of a split.
+    """
+    numbers: dict[Hashable, int] = {}
+    edges = [
+        (row, len(labels) + numbers.setdefault(label, len(numbers)))
+        for row, labels_of_row in enumerate(labels)
+        for label in labels_of_row
+    ]
+    size = len(labels) + len(numbers)
+    rows, columns = np.array(edges, np.intp).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(edges), np.int8), (rows, columns)), shape=(size, size))
+    _, groups = connected_components(graph, directed=False)
+    return np.unique(groups[: len(labels)], return_inverse=True)[1].astype(np.intp)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Accuracy in percent on held-out rows; None without folds.
+
+    For predictions in each row's run, `acc10` and `acc5` are the share of errors within 10 % and
+    5 %, `mape` the mean absolute percentage error. `acc10_typical` is `acc10` of predictions for
+    the typical run.
+    """
+
+    n_train: int
+    n_test: int
+    acc10: float | None = None
+    acc5: float | None = None
+    mape: float | None = None
+    acc10_typical: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Rounded figures without None; `acc10_typical` only if it differs from `acc10`."""
+        figures = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
+        if self.acc10_typical == self.acc10:
+            figures.pop("acc10_typical", None)
+        # Finer digits of shares would be single rows.
+        return {k: round(v, 1) if k == "mape" else round(v) for k, v in figures.items()}
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Training data: features (rows, features), latencies (rows, ms), runs and shape groups."""
+
+    values: Values
+    latency_ms: Values
+    runs: Sequence[str] | None = None
+    groups: NDArray[np.intp] | None = None
+
+    def fit(self, estimator: type[LatencyEstimator], at: NDArray[np.intp]) -> LatencyEstimator:
+        groups = None if self.groups is None else self.groups[at]
+        return estimator.fit(
+            self.values[at], self.latency_ms[at], runs=self.runs_at(at), groups=groups
+        )
+
+    def runs_at(self, at: NDArray[np.intp]) -> list[str] | None:
+        return None if self.runs is None else [self.runs[i] for i in at]
+
+
+def accuracy(
+    estimator: type[LatencyEstimator], rows: TrainingRows, folds: Sequence[Fold]
+) -> HeldOut:
+    if not folds:
+        return HeldOut(n_train=len(rows.latency_ms), n_test=0)
+    errors = []
+    for fold in folds:
+        fitted = rows.fit(estimator, fold.train)
+        X, wanted = rows.values[fold.test], rows.latency_ms[fold.test]
+        predicted = [fitted.predict(X, runs=runs) for runs in (rows.runs_at(fold.test), None)]
+        errors.append([np.abs(ms - wanted) / wanted for ms in predicted])
+    error, typical = (np.concatenate(parts) for parts in zip(*errors, strict=True))
+    return HeldOut(
+        n_train=min(len(fold.train) for fold in folds),
+        n_test=len(error),
+        acc10=_percent(error <= 0.10),
+        acc5=_percent(error <= 0.05),
+        mape=_percent(error),
+        acc10_typical=_percent(typical <= 0.10),
+    )
+
+
+def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
+    """The median of every figure over results for several seeds."""
+    names = ("acc10", "acc5", "mape", "acc10_typical")
+    columns = {name: [getattr(held_out, name) for held_out in seeds] for name in names}
+    middle = {k: None if None in v else round(median(v), 2) for k, v in columns.items()}
+    return HeldOut(min(held_out.n_train for held_out in seeds), seeds[0].n_test, **middle)
+
+
+def _percent(values: NDArray[Any]) -> float:
+    return round(100 * float(values.mean()), 2)

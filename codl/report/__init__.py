@@ -1,4 +1,4 @@
 """Tables, pictures, pages and traces, made from result files alone.
 
-Tables need nothing that pages do: `codl eval` and `codl explain` print theirs without.
+Tables load without the modules of pages; `codl eval` and `codl explain` print tables.
 """

@@ -4,41 +4,202 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from math import ceil, floor, log, log10
 from typing import Any
 
 from markupsafe import Markup
 
 from codl.ir.plan import Chain
+from codl.ir.records.results import TimeSpan
 from codl.ir.types import PROCESSORS
-from codl.records.results import TimeSpan
-from codl.report.drawing import (
-    LABEL,
-    LETTER,
-    TICKS,
-    Data,
-    Key,
-    Picture,
-    Scale,
-    axis,
-    gutter,
-    label,
-    mark,
-    point,
-    text,
-)
 from codl.report.results import COMPUTING, SHARING
-from codl.report.text_table import digits
+from codl.report.text_table import TextTable, Value, digits
 
-#: Pixels from a dot to the next in a row, of a row of one, of a bar and from bar to bar, and of a
-#: heading.
+#: Pixels of a letter, of the margin beside a plot, and of the widest label.
+LETTER, BESIDE, WIDEST = 7.0, 58, 140
+#: Pixels of the ticks of an axis, and of its label.
+TICKS, LABEL = 20, 18
+#: The most ticks of an axis, and the ticks of ratio axes from fine to coarse.
+MOST_TICKS = 7
+RATIOS = (
+    [k / 10 for k in range(1, 31)],
+    [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0],
+    [2.0**k for k in range(-7, 11)],
+    [4.0**k for k in range(-5, 8)],
+)
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def mark(tag: str, content: str | Markup = "", *, tip: str = "", **attributes: object) -> Markup:
+    """An SVG element; browsers show the `tip` under the pointer.
+
+    `class_` and `text_anchor` stand for the attributes; attributes of None are omitted.
+    """
+    named = Markup().join(
+        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), value)
+        for name, value in attributes.items()
+        if value is not None
+    )
+    told = Markup("<title>{}</title>").format(tip) if tip else Markup()
+    return Markup("<{}{}>{}{}</{}>").format(tag, named, told, content, tag)
+
+
+def text(
+    content: str, x: str | float, y: float, *, class_: str | None = None, anchor: str = "start",
+    dx: float | None = None, tip: str = "",
+) -> Markup:  # fmt: skip
+    """Text, vertically centred at `y`."""
+    where = None if anchor == "start" else anchor
+    return mark(
+        "text", content, tip=tip, x=x, y=f"{y + 4:g}", dx=dx, class_=class_, text_anchor=where
+    )
+
+
+def shortened(name: str, most: int = 18) -> str:
+    """A name shortened to at most `most` letters."""
+    name = " ".join(name.split())
+    return name if len(name) <= most else name[: most - 1] + ELLIPSIS
+
+
+def gutter(labels: Iterable[str]) -> int:
+    """Pixels that row labels need to the left of a plot."""
+    return int(min(max((LETTER * len(name) for name in labels), default=0) + 12, WIDEST))
+
+
+def label(name: str, y: float) -> Markup:
+    """The name of a row, at the left of the plot."""
+    short = shortened(name)
+    return text(short, -8, y, anchor="end", tip=name if short != name else "")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values to positions along an axis, from 0 to 1; `log` is for ratios."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def part(self, value: float) -> float:
+        if self.log:
+            return log(max(value, 1e-12) / self.low) / log(self.high / self.low)
+        return (value - self.low) / ((self.high - self.low) or 1.0)
+
+    def __call__(self, value: float) -> str:
+        """The position of a value as an x attribute."""
+        return f"{100 * min(max(self.part(value), 0.0), 1.0):.2f}%"
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round values for ticks, at most seven; for ratios as many as fit."""
+        if self.log:
+            inside = [[t for t in ticks if self.low <= t <= self.high] for ticks in RATIOS]
+            return next((ticks for ticks in inside if len(ticks) <= MOST_TICKS), inside[-1])
+        span = (self.high - self.low) or 1.0
+        rough = 10 ** floor(log10(span / 5))
+        step = next(rough * k for k in (1, 2, 5, 10) if span / (rough * k) <= MOST_TICKS - 1)
+        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        return [k * step for k in range(first, last + 1)]
+
+
+def axis(scale: Scale, top: float, bottom: float, name: str) -> Markup:
+    lines = [
+        mark("line", x1=scale(tick), x2=scale(tick), y1=top, y2=bottom, class_="grid")
+        for tick in scale.ticks
+    ]
+    numbers = [
+        text(f"{tick:g}", scale(tick), bottom + 11, class_="faded", anchor="middle")
+        for tick in scale.ticks
+    ]
+    named = text(name, "100%", bottom + TICKS + 9, class_="faded", anchor="end")
+    return Markup().join([*lines, *numbers, named])
+
+
+#: Shapes of points in a box of 10 pixels: no strategy is distinguished by colour alone.
+SHAPES = {
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "diamond": "M0-5.2L5.2 0L0 5.2L-5.2 0z",
+    "square": "M-3.8-3.8h7.6v7.6h-7.6z",
+    "up": "M0-4.8L5 4H-5z",
+    "down": "M0 4.8L5-4H-5z",
+    "bar": "M-2-5.5h4v11h-4z",
+    "cross": "M-5-1.8h3.2v-3.2h3.6v3.2h3.2v3.6h-3.2v3.2h-3.6v-3.2h-3.2z",
+    "star": "M0-5.6L1.7-1.7L5.6 0L1.7 1.7L0 5.6L-1.7 1.7L-5.6 0L-1.7-1.7z",
+}
+
+
+def point(x: str, y: float, *, class_: str, shape: str = "circle", tip: str = "") -> Markup:
+    path = mark("path", tip=tip, d=SHAPES[shape], class_=f"point {class_}")
+    return mark("svg", path, x=x, y=f"{y:g}", overflow="visible")
+
+
+@dataclass(frozen=True)
+class Data:
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Value, ...], ...] = ()
+
+    @classmethod
+    def filled(cls, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> Data:
+        """A table without empty columns."""
+        lines = list(rows)
+        kept = [at for at in range(len(columns)) if any(r[at] not in (None, "") for r in lines)]
+        heads = tuple(columns[at] for at in kept)
+        return cls(heads, tuple(tuple(row[at] for at in kept) for row in lines))
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend: class and shape of a mark, and its meaning."""
+
+    class_: str
+    label: str
+    shape: str = "square"
+
+    @property
+    def sample(self) -> Markup:
+        if self.shape == "line":
+            return mark("line", x1=0, x2=14, y1=7, y2=7, class_=f"line {self.class_}")
+        return point("7", 7, class_=self.class_, shape=self.shape)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: SVG marks of a plot `height` pixels high, and its data.
+
+    `left` and `right` are margins in pixels. `note` is a caveat, and `sources` are the sources of
+    the numbers. `shown` replaces the table of the `data`, which is empty where the page has one.
+    """
+
+    title: str
+    marks: Markup
+    height: float
+    data: Data
+    legend: tuple[Key, ...] = ()
+    note: str = ""
+    sources: tuple[str, ...] = ()
+    left: float = 0
+    right: float = BESIDE
+    shown: TextTable | None = None
+
+    @property
+    def table(self) -> TextTable:
+        return self.shown or TextTable.plain(self.title, self.data.columns, self.data.rows)
+
+
+def colours() -> str:
+    return resources.files("codl.report").joinpath("picture.css").read_text(encoding="utf-8")
+
+
+#: Pixels between dots of a row, of a row with one dot, of a bar, between bars, and of a heading.
 DOT, ROOM, BAR, STEP, HEADING = 9, 20, 13, 21, 26
-#: The room of axis numbers and of the axis's label.
+#: Pixels for the numbers of an axis, and for its label.
 AXIS = TICKS + LABEL
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its spread and its tip."""
+    """A value with its spread and its tooltip."""
 
     value: float
     class_: str
@@ -54,27 +215,20 @@ def dots(
     data: Data,
     *,
     name: str,
-    log: bool = False,
     at: float | None = None,
-    band: tuple[float, float] | None = None,
-    pitch: float = DOT,
     legend: Iterable[Key] = (),
     note: str = "",
     sources: Iterable[str] = (),
 ) -> Picture:
-    """Dots with whiskers, in rows; a line `at` a reference value, in a `band` around it.
-
-    The dots of a row stand `pitch` pixels below each other.
-    """
+    """A picture of dots in rows; a line marks `at`."""
     ends = [end for _, of_row in rows for dot in of_row for end in (dot.low, dot.value, dot.high)]
-    scale = _around([end for end in ends if end is not None], at, band, log=log)
-    heights = [pitch * (max(len(of_row), 1) - 1) + ROOM for _, of_row in rows]
+    values = [end for end in (*ends, at) if end is not None]
+    low, high = min(values, default=0.5), max(values, default=2.0)
+    room = 0.04 * (high - low or 1.0)
+    scale = Scale(max(0.0, low - room), high + room)
+    heights = [DOT * (max(len(of_row), 1) - 1) + ROOM for _, of_row in rows]
     bottom = float(sum(heights))
     drawn = [axis(scale, 0, bottom, name)]
-    if band:
-        wide = f"{100 * (scale.part(band[1]) - scale.part(band[0])):.2f}%"
-        box: dict[str, Any] = {"x": scale(band[0]), "width": wide, "y": 0, "height": bottom}
-        drawn.insert(0, mark("rect", class_="band", **box))
     if at is not None:
         drawn.append(mark("line", x1=scale(at), x2=scale(at), y1=0, y2=bottom, class_="zero"))
     top = 0.0
@@ -83,27 +237,12 @@ def dots(
         if top:
             drawn.append(mark("line", x1="0%", x2="100%", y1=top, y2=top, class_="grid"))
         for number, dot in enumerate(of_row):
-            drawn.append(_dot(dot, scale, top + ROOM / 2 + pitch * number))
+            drawn.append(_dot(dot, scale, top + ROOM / 2 + DOT * number))
         top += height
     return Picture(
         title, Markup().join(drawn), bottom + AXIS, data, tuple(legend), note, tuple(sources),
         left=gutter(of for of, _ in rows), right=12,
     )  # fmt: skip
-
-
-def _around(
-    values: Sequence[float],
-    at: float | None,
-    band: tuple[float, float] | None,
-    *,
-    log: bool,
-) -> Scale:
-    every = [*values, *([] if at is None else [at]), *(band or ())]
-    low, high = min(every, default=0.5), max(every, default=2.0)
-    if log:
-        return Scale(max(low, 0.05) / 1.08, min(high, 20.0) * 1.08, log=True)
-    room = 0.04 * (high - low or 1.0)
-    return Scale(max(0.0, low - room), high + room)
 
 
 def _dot(dot: Dot, scale: Scale, y: float) -> Markup:
@@ -116,7 +255,7 @@ def _dot(dot: Dot, scale: Scale, y: float) -> Markup:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar, and its tip."""
+    """A piece of a bar, with its tooltip."""
 
     start: float
     end: float
@@ -126,10 +265,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of parts, with the number at its right, and points and a whisker on it.
-
-    The `heading` begins a group.
-    """
+    """A bar of parts with number, points and whisker; a `heading` starts a group of bars."""
 
     label: str
     parts: tuple[Part, ...]
@@ -151,7 +287,7 @@ def bars(
     note: str = "",
     sources: Iterable[str] = (),
 ) -> Picture:
-    """Bars below each other on one axis from `low` on; a dashed line is `at` a value with a tip."""
+    """A picture of bars on one axis from `low`; a dashed line with a tooltip marks `at`."""
     ends = [part.end for bar in rows for part in bar.parts]
     ends += [dot.value for bar in rows for dot in bar.points]
     ends += [bar.whisker[1] for bar in rows if bar.whisker] + ([at[0]] if at else [])
@@ -192,15 +328,13 @@ def _bar(bar: Bar, scale: Scale, y: float) -> Markup:
     return Markup().join(drawn)
 
 
-#: Pixels of a strip's ratios, of a lane below them and of one of a timeline.
+#: Pixels of the strip, of a lane of chains below it, and of a lane of a timeline.
 STRIP, LANE, WORK = 44, 9, 20
 DIMENSIONS = {"H": "rows (H)", "OC": "channels (OC)", "N": "images (N)"}
 
 
 def strip(title: str, chains: Sequence[Chain], *, sources: Iterable[str] = ()) -> Picture:
-    """The network as a strip of its layers: the CPU's part above the GPU's, and below, in a lane a
-    dimension, the chains that are cut along it.
-    """
+    """A picture of layers, the CPU's share above the GPU's, over lanes of split chains."""
     count = sum(len(chain.ops) for chain in chains)
     scale = Scale(0.0, float(max(count, 1)))
     cut = [chain.dim for chain in chains if 0 < chain.gpu_ratio < 1]
@@ -268,14 +402,14 @@ class Track:
     spans: tuple[TimeSpan, ...]
 
 
-#: Spans that are a smaller part of a timeline cannot be seen.
+#: Spans shorter than this part of a timeline are not drawn.
 LEAST_SEEN = 2e-4
 
 
 def timelines(
     title: str, tracks: Sequence[Track], *, note: str = "", sources: Iterable[str] = ()
 ) -> Picture:
-    """What each processor did when: computing fills a lane, data sharing less, waiting a line."""
+    """A picture of spans per processor: full lanes compute, thin ones share data, lines wait."""
     end = max((span.end_ms for track in tracks for span in track.spans), default=0.0)
     scale = Scale(0.0, end or 1.0)
     drawn, y = [], 0.0

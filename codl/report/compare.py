@@ -1,8 +1,8 @@
-"""Two result files of one command beside each other: what differs by more than noise.
+"""Comparison of two result files of one command: differences beyond noise.
 
-Latencies of two files are of two runs, which did not take turns: what tells them apart is said once
-in `codl.report.comparability`. Accuracies on held-out rows have the error of so few rows. What a
-compiler or a check says has no noise.
+Latencies of two files come from separate runs, whose spreads are their tolerance. The
+tolerance of held-out accuracies follows from the number of rows. Figures of compilers and checks
+have no noise.
 """
 
 from __future__ import annotations
@@ -15,32 +15,66 @@ from typing import Any, Literal
 
 from codl.errors import MismatchError
 from codl.ir.environment import NONE as MISSING
-from codl.ir.environment import Difference, differences
-from codl.records.results import Digests, EvalRow, PredictorRow
-from codl.report.comparability import LEAST_TOLERANCE, latencies_of, tolerance_of
-from codl.report.results import (
-    EvalResult,
-    Result,
-    RunResult,
-    TrainResult,
-    ValidateResult,
-    ValidationsResult,
-)
+from codl.ir.environment import Difference, check_alike, differences
+from codl.ir.records.results import Digests, EvalRow, Latency, PredictorRow
+from codl.report.results import SINGLES, EvalResult, Result, RunResult, TrainResult, ValidateResult
 from codl.report.text_table import NONE, Cell, Column, TextTable, digits, stem, words
 
+FIX = "Report them apart, or say by --apart that nobody will compare them."
+
+
+def check_results(results: Sequence[Result]) -> None:
+    """Raise `MismatchError` for evaluations of one SoC in different environments.
+
+    The error names the difference and both values. Files without an environment pass.
+    """
+    first: dict[str, EvalResult] = {}
+    for evaluation in results:
+        if not isinstance(evaluation, EvalResult) or evaluation.environment is None:
+            continue
+        other = first.setdefault(evaluation.soc.name, evaluation)
+        assert other.environment is not None
+        different = differences(other.environment, evaluation.environment)
+        check_alike(different, other.file, evaluation.file, fix=FIX)
+
+
+#: Two processes on a quiet machine may differ by this factor, whatever the spread within each.
+LEAST_TOLERANCE = 0.03
+
+
+def latencies_of(result: EvalResult, row: EvalRow) -> list[Latency]:
+    """The latencies behind a row's speedup: its own, and the better single processor's."""
+    alone = [latency.latency_ms for latency in result.of(row.model) if latency.strategy in SINGLES]
+    better = min(
+        (latency for latency in alone if latency), key=lambda latency: latency.level, default=None
+    )
+    return [latency for latency in (row.latency_ms, better) if latency]
+
+
+def tolerance_of(latencies: Sequence[Latency]) -> float:
+    """Noise between latencies of two runs, or between ratios of them, relative to the smaller one.
+
+    Each latency contributes half of its spread from the level (20th percentile) to the median; the
+    80th percentile would measure bursts, which do not move the level. Contributions add up like
+    independent errors, to at least `LEAST_TOLERANCE`.
+    """
+    halves = [log(latency.median / latency.level) / 2 for latency in latencies if latency.level > 0]
+    return max(LEAST_TOLERANCE, exp(hypot(*halves)) - 1)
+
+
 Verdict = Literal["alike", "better", "worse", "not compared"]
-#: Twice the standard error: of 20 equal pairs one is told apart.
+#: Standard errors of a significant difference: one in 20 equal pairs exceeds it by chance.
 ERRORS = 2.0
-#: Of an error over another that is nothing.
+#: The cost of a nonzero error where the first is zero.
 ENDLESS = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigurePair:
-    """One figure in both files; None where a file has it not, for the `reason`.
+    """One figure in both files; None where it is missing, with the `reason`.
 
-    `cost` is how many times worse it is in the second file: above 1 slower, larger or less
-    accurate. It is noise up to `1 + tolerance`, and above one over that.
+    `cost` is the factor by which the second file is worse: above 1 slower, larger or less accurate.
+    Costs between `1 / (1 + tolerance)` and `1 + tolerance` are noise.
     """
 
     group: str
@@ -74,7 +108,7 @@ class FigurePair:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the first file has it, and the second not."""
+        """True where only the first file has the figure."""
         return self.before is not None and self.now is None
 
     def to_json(self) -> dict[str, Any]:
@@ -83,9 +117,9 @@ class FigurePair:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """The geometric mean of the costs of one name, over `count` figures, and what is noise of it.
+    """The geometric mean of `count` costs of one name, with its tolerance.
 
-    A disturbance that a whole run shares does not become less with more figures.
+    A disturbance of a whole run does not average out, so timed means keep a least tolerance.
     """
 
     name: str
@@ -106,7 +140,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultComparison:
-    """Two result files: every figure, means, and in what else they differ."""
+    """Two result files: pairs of figures, means, and other differences."""
 
     first: Result
     second: Result
@@ -131,7 +165,7 @@ class ResultComparison:
         return Mean(name=name, what=what, cost=mean, tolerance=tolerance, count=count)
 
     def beyond(self, limit: float) -> tuple[FigurePair, ...]:
-        """The figures that are worse than `limit` times, and by more than noise, or are lost."""
+        """Pairs worse by more than `limit` and by more than noise, or missing in the second."""
         return tuple(
             p
             for p in self.pairs
@@ -150,11 +184,11 @@ class ResultComparison:
 
 
 def compare_results(first: Result, second: Result, *, speedups: bool = False) -> ResultComparison:
-    """Figures of two results of one command, in the order of the first.
+    """Compare the figures of two results of one command, in the order of the first.
 
-    Of evaluations those are latencies, or `speedups` over the better single processor of the same
-    run, which a slower machine does not change. Raises `MismatchError` for results of two commands,
-    and of a command that has no figures.
+    Figures of evaluations are latencies, or with `speedups` ratios to the better single processor
+    of the same run, which a slower machine does not change. Raises `MismatchError` for results of
+    two commands, or of a command without figures.
     """
     pairs_of = PAIRS.get(type(first))
     if speedups and pairs_of is _latencies:
@@ -175,7 +209,6 @@ def compare_results(first: Result, second: Result, *, speedups: bool = False) ->
 
 
 def _differing(first: Any, second: Any) -> Iterator[Difference]:
-    """All but figures in which results differ: what they were made by, on and from."""
     soc = [getattr(result, "soc", None) for result in (first, second)]
     names = [getattr(each, "name", "") for each in soc]
     of = [getattr(result, "digests", None) or Digests() for result in (first, second)]
@@ -212,7 +245,6 @@ def _latencies(first: EvalResult, second: EvalResult) -> Iterator[FigurePair]:
 
 
 def _changed_models(first: Digests | None, second: Digests | None) -> set[str]:
-    """Models that have one name and are not the same."""
     before = {stem(name): digest for name, digest in (first.models if first else {}).items()}
     now = {stem(name): digest for name, digest in (second.models if second else {}).items()}
     return {name for name in before.keys() & now.keys() if before[name] != now[name]}
@@ -269,7 +301,7 @@ def _run(first: RunResult, second: RunResult) -> Iterator[FigurePair]:
 
 
 def _accuracies(first: TrainResult, second: TrainResult) -> Iterator[FigurePair]:
-    """The part of held-out rows, by op shape, that is predicted within 10 %."""
+    """Fractions of held-out rows, by op shape, that are predicted within 10 %."""
     rows = {(row.target, row.name): row for row in second.predictors if row.split == "shape"}
     for row in first.predictors:
         if row.split == "shape" and row.acc10 is not None:
@@ -287,7 +319,7 @@ def _accuracies(first: TrainResult, second: TrainResult) -> Iterator[FigurePair]
 
 
 def _chance(row: PredictorRow, now: PredictorRow) -> float:
-    """What a part of so few rows may be off by chance, over the part."""
+    """The relative statistical error of an accuracy, from its number of rows."""
     parts = [(each.acc10 or 0.0) / 100 for each in (row, now)]
     errors = [
         sqrt(part * (1 - part) / max(1, each.n_test))
@@ -306,32 +338,17 @@ def _checks(first: ValidateResult, second: ValidateResult) -> Iterator[FigurePai
     )
 
 
-def _validations(first: ValidationsResult, second: ValidationsResult) -> Iterator[FigurePair]:
-    rows = {(row.model, row.processor, row.stored): row for row in second.rows}
-    for row in first.rows:
-        now = rows.get((row.model, row.processor, row.stored))
-        yield FigurePair(
-            group=stem(row.model),
-            name=f"{row.processor}, {row.stored}",
-            what="wrong",
-            before=float(len(row.wrong) + (not row.ok)),
-            now=float(len(now.wrong) + (not now.ok)) if now else None,
-            reason="" if now else "not checked",
-        )
-
-
 #: Figures by the type of result.
 PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
     EvalResult: _latencies,
     RunResult: _run,
     TrainResult: _accuracies,
     ValidateResult: _checks,
-    ValidationsResult: _validations,
 }
 
 
 def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
-    """Figures that differ by more than noise, and those not compared; or `every` one."""
+    """A table of figures that differ beyond noise or were not compared; with `every`, of all."""
     shown = [pair for pair in compared.pairs if every or pair.verdict != "alike"]
     title = f"{compared.second.file} beside {compared.first.file}"
     cells: list[Cell[FigurePair]] = [
@@ -367,10 +384,5 @@ def _lines(compared: ResultComparison, shown: int) -> Iterator[str]:
             f"{100 * LEAST_TOLERANCE:g} % at least: the files are two runs, which did not take "
             "turns."
         )
-    yield from alike_lines(compared.differing)
-
-
-def alike_lines(differing: Sequence[Difference]) -> Iterator[str]:
-    """What else differs, as a sentence each."""
-    for difference in differing:
+    for difference in compared.differing:
         yield f"Not alike: {difference.what}: {difference.first} and {difference.second}."

@@ -1,10 +1,11 @@
-"""One self-contained HTML page of several result files: no script, nothing to load."""
+"""One self-contained HTML page of several result files, without scripts or external files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +14,245 @@ from markupsafe import Markup
 
 from codl import files
 from codl.errors import CodlError
-from codl.report import (
-    charts,
-    pictures,
-    tables,
-    waterfalls,
-)
-from codl.report.caveats import findings
-from codl.report.comparability import check_results
-from codl.report.drawing import Picture, colours
-from codl.report.load import load_result
+from codl.ir.plan import Chain
+from codl.ir.records.results import EvalRow
+from codl.ir.records.waterfall import TERMS
+from codl.report import charts, tables, waterfalls
+from codl.report.charts import Bar, Data, Dot, Key, Part, Picture, Track, colours
+from codl.report.compare import check_results
 from codl.report.results import (
+    IDEAL,
+    SINGLES,
     UNMEASURED,
     BenchResult,
     CollectResult,
     EvalResult,
     ExplainResult,
+    InferenceProfile,
     PackageResult,
-    PluginResult,
     Result,
-    ResultFile,
     RunResult,
     SearchesResult,
     SearchResult,
+    SocSummary,
     TrainResult,
     ValidateResult,
-    ValidationsResult,
+    load_result,
 )
-from codl.report.text_table import TextTable, stem
-from codl.report.verdict import Verdict
+from codl.report.tables import timeline_content
+from codl.report.text_table import TextTable, digits, stem
+from codl.report.verdict import findings
+from codl.report.waterfalls import NOTHING, WaterfallLine, signed, steps_of, what_of
+
+#: Shapes of strategies on both processors, and of the other strategies in order.
+KNOWN = {"codl": "circle", "codl-paper": "up", "mulayer": "down"}
+OTHERS = ("square", "cross", "diamond")
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def looks(result: EvalResult) -> Mapping[str, Key]:
+    """The legend entry of each strategy, in the order of the file."""
+    names = list(dict.fromkeys(row.strategy for row in result.rows))
+    peers = {row.strategy for row in result.rows if row.peer}
+    keys, others = {}, 0
+    for name in names:
+        if name in SINGLES:
+            class_, shape = name.partition("-")[0], "circle" if name in ("cpu", "gpu") else "square"
+        elif name == IDEAL:
+            class_, shape = "bound", "bar"
+        else:
+            class_ = "library" if name in peers else "both"
+            shape = "" if name in peers else KNOWN.get(name, "")
+            if not shape:
+                shape, others = OTHERS[others % len(OTHERS)], others + 1
+        keys[name] = Key(class_, name, shape)
+    return keys
+
+
+def _tip_of(result: EvalResult, row: EvalRow) -> str:
+    latency = row.latency_ms
+    if latency is None:
+        return f"{row.strategy} failed"
+    cold = f", first run {digits(row.cold_ms.level)} ms" if row.cold_ms else ""
+    doubts = "; ".join(result.doubts(row))
+    doubtful = f", doubtful: {doubts}" if doubts else ""
+    return f"{row.strategy} {digits(latency.level)} ms ({row.source}){cold}{doubtful}"
+
+
+def _sources(rows: Sequence[EvalRow]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row.source for row in rows if row.latency_ms))
+
+
+def _legend(result: EvalResult, rows: Sequence[EvalRow]) -> tuple[Key, ...]:
+    shown = {row.strategy for row in rows}
+    return tuple(key for name, key in looks(result).items() if name in shown)
+
+
+def speedups(result: EvalResult) -> Picture | None:
+    """Speedups over the better processor, with the spread; None if neither processor ran alone."""
+    rows = [row for row in result.rows if result.speedup(row) is not None and not row.same_as]
+    if not rows:
+        return None
+    keys = looks(result)
+
+    def dot(row: EvalRow) -> Dot:
+        speedup, latency = result.speedup(row) or 0.0, row.latency_ms
+        assert latency is not None
+        least = speedup * latency.level / latency.p80 if latency.p80 and latency.runs else None
+        key = keys[row.strategy]
+        tip = f"{stem(row.model)}: {digits(speedup)} {TIMES}, {_tip_of(result, row)}"
+        return Dot(speedup, key.class_, tip, key.shape, least, speedup)
+
+    by_model = [
+        (stem(model), [dot(row) for row in rows if row.model == model])
+        for model in result.models
+        if any(row.model == model for row in rows)
+    ]
+    return charts.dots(
+        "Speedup over the better processor",
+        by_model,
+        Data(),
+        name=f"times as fast as the better of cpu and gpu ({TIMES})",
+        at=1.0,
+        legend=_legend(result, rows),
+        note="A whisker reaches to what the 80th percentile of runs makes of it.",
+        sources=_sources(rows),
+    )
+
+
+def latencies(result: EvalResult, model: str) -> Picture:
+    """A bar for each strategy: spread, first run and prediction. The ideal is a line."""
+    rows, keys = result.of(model), looks(result)
+    ideal = next((row for row in rows if row.strategy == IDEAL and row.latency_ms), None)
+    bars = [_latency_bar(result, row, keys) for row in rows if row is not ideal]
+    at = None
+    if ideal and ideal.latency_ms:
+        level = digits(ideal.latency_ms.level)
+        at = (ideal.latency_ms.level, f"ideal {level} ms ({ideal.source})")
+    points = {dot.shape for bar in bars for dot in bar.points}
+    legend = [
+        *([Key("bound hollow", "first run", "circle")] if "circle" in points else []),
+        *([Key("bound hollow", "predicted", "diamond")] if "diamond" in points else []),
+        *([Key("bound dashed", at[1], "line")] if at else []),
+    ]
+    return charts.bars(
+        f"Latency of {stem(model)}",
+        bars,
+        Data(),
+        name="milliseconds",
+        at=at,
+        legend=legend,
+        note="The 20th percentile of runs; whiskers reach to the 80th."
+        + (" ?: doubtful, its tip says why." if any(map(result.doubts, rows)) else ""),
+        sources=_sources(rows),
+    )
+
+
+def _latency_bar(result: EvalResult, row: EvalRow, keys: Mapping[str, Key]) -> Bar:
+    name = f"{row.strategy} ({row.source})" if row.source in UNMEASURED else row.strategy
+    if row.latency_ms is None:
+        return Bar(row.strategy, (), "failed")
+    class_, latency = keys[row.strategy].class_, row.latency_ms
+    marked = f"{class_} faint" if row.source in UNMEASURED else class_
+    points = [Dot(row.cold_ms.level, "bound hollow", _tip_of(result, row))] if row.cold_ms else []
+    if row.predicted_ms is not None:
+        tip = f"{row.strategy} predicted {digits(row.predicted_ms)} ms"
+        points.append(Dot(row.predicted_ms, "bound hollow", tip, "diamond"))
+    doubtful = "?" if result.doubts(row) else ""
+    return Bar(
+        name,
+        (Part(0.0, latency.level, marked, _tip_of(result, row)),),
+        digits(latency.level) + doubtful,
+        tuple(points),
+        (latency.level, latency.p80) if latency.runs else None,
+    )
+
+
+def plan_strip(result: EvalResult, model: str) -> Picture | None:
+    """The layers of the fastest plan on both processors, if the file has the plan."""
+    for row in fastest_first(result, model):
+        if row.plan in result.plans:
+            what = f"{row.strategy}: the layers of {stem(model)} on both processors"
+            return charts.strip(what, result.plans[row.plan].chains, sources=(row.source,))
+    return None
+
+
+def fastest_first(result: EvalResult, model: str) -> list[EvalRow]:
+    """The rows of strategies that may use both processors, the fastest first."""
+    ran = [
+        row
+        for row in result.of(model)
+        if row.latency_ms and not row.peer and row.strategy not in (*SINGLES, IDEAL)
+    ]
+    return sorted(ran, key=lambda row: row.latency_ms.level if row.latency_ms else inf)
+
+
+def timeline(result: EvalResult, model: str) -> Picture | None:
+    """Predicted above profiled timeline of the fastest strategy with a profile."""
+    profiles = {profile.strategy: profile for profile in result.profiles(model)}
+    names = [row.strategy for row in fastest_first(result, model) if row.strategy in profiles]
+    names += list(profiles)
+    return timeline_of(profiles[names[0]], tuple(profiles.values())) if names else None
+
+
+def timeline_of(profile: InferenceProfile, others: Sequence[InferenceProfile]) -> Picture:
+    """A picture of one inference; its table includes the `others`."""
+    of = profile.strategy or stem(profile.model)
+    source = f", {profile.source}" if profile.source in UNMEASURED else ""
+    tracks = [Track(f"{of}, profiled{source}: {digits(profile.end_ms)} ms", profile.spans)]
+    if profile.predicted:
+        end = max(span.end_ms for span in profile.predicted)
+        tracks.insert(0, Track(f"{of}, predicted: {digits(end)} ms", profile.predicted))
+    picture = charts.timelines(
+        f"Timeline of {stem(profile.model)} by {of}" if profile.strategy else f"Timeline of {of}",
+        tracks,
+        note="One inference, profiled, which slows it.",
+        sources=(profile.source,),
+    )
+    return replace(picture, shown=timeline_content(others))
+
+
+def waterfall(result: ExplainResult) -> Picture:
+    """A bar for each total and term; the axis begins just below the least total."""
+    steps = steps_of(result)
+    totals = [step.total_ms for step in steps]
+    low = max(0.0, min(totals) - 0.5 * ((max(totals) - min(totals)) or max(totals) or 1.0))
+    cut_off = f", from {digits(low)} on" if low else ""
+    rows = tuple((s.name, s.ms, s.total_ms, what_of(s.name, result)) for s in steps)
+    return charts.bars(
+        f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}",
+        [_waterfall_bar(step, low) for step in steps],
+        Data(("term", "ms", "total (ms)", "what it is"), rows),
+        name=f"milliseconds{cut_off}",
+        low=low,
+        legend=(
+            Key("bound", "a latency"), Key("wait", "what a term adds"),
+            Key("both", "what one takes away"),
+        ),
+        sources=(result.source,),
+    )  # fmt: skip
+
+
+def _waterfall_bar(step: WaterfallLine, low: float) -> Bar:
+    if step.ms is None:
+        told = f"{step.name}: {digits(step.total_ms)} ms"
+        part = Part(low, step.total_ms, "bound", told)
+        return Bar(step.name, (part,), digits(step.total_ms))
+    told = f"{step.name}: {signed(step.ms)} ms, {TERMS.get(step.name, '')}"
+    ends = sorted((step.total_ms - step.ms, step.total_ms))
+    part = Part(ends[0], ends[1], "wait" if step.ms >= 0 else "both", told)
+    return Bar(step.name, (part,) if abs(step.ms) > NOTHING else (), signed(step.ms))
+
+
+def explained_plan(result: ExplainResult) -> Picture:
+    chains = [Chain(c.ops, c.dim, c.gpu_ratio, {}) for c in result.chains if c.ops]
+    title = f"Plan of {result.strategy} for {result.model}"
+    return charts.strip(title, chains, sources=(result.source,))
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """What belongs to one model of an evaluation, or to a whole result.
-
-    `sources` are those of the numbers in its tables; pictures have their own.
-    """
+    """The content for a model or a whole result; `sources` are those of numbers in tables."""
 
     heading: str = ""
     pictures: tuple[Picture, ...] = ()
@@ -59,28 +262,34 @@ class PagePart:
 
 @dataclass(frozen=True)
 class PageSection:
-    """One result file on the page; `sources` are those of its numbers."""
+    """A result file on the page, at the anchor `key`."""
 
+    key: str
+    origin: Result
     heading: str
     parts: tuple[PagePart, ...]
     findings: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    is_one_cpu: bool = False
-    origin: ResultFile = field(default_factory=ResultFile)
-    key: str = ""
-    verdict: Verdict | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(source for part in self.parts for source in part.sources))
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
         return tuple(source for source in UNMEASURED if source in self.sources)
 
+    @property
+    def is_one_cpu(self) -> bool:
+        soc: SocSummary | None = getattr(self.origin, "soc", None)
+        return soc is not None and soc.is_one_cpu
+
 
 def write_report(paths: Sequence[Path], out: Path, *, apart: bool = False) -> Path:
-    """Write one page of some result files and return its path.
+    """Write one page of result files, and return its path.
 
-    Raises `InvalidFileError` for a file that is no result, and `CodlError` where there is nothing
-    to report or the page cannot be written; unless each is to be read `apart`, `MismatchError`
-    where evaluations of a SoC were not measured alike. A crash leaves no half of a page.
+    Raises `InvalidFileError` for an invalid result file, and `CodlError` where there is nothing to
+    report or the page cannot be written. Unless `apart`, raises `MismatchError` for evaluations of
+    one SoC in different environments. A crash leaves no partial page.
     """
     if not paths:
         raise CodlError("There is nothing to report: name at least one result file.")
@@ -94,23 +303,22 @@ def write_report(paths: Sequence[Path], out: Path, *, apart: bool = False) -> Pa
 
 
 def render(results: Sequence[Result]) -> str:
-    """The page of some results, in their order; evaluations, which have verdicts, come first."""
+    """The page of results in their order; evaluations come first."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = resources.files("codl.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    environment.filters["broken"] = _broken
+    # A name may wrap after its underscores.
+    environment.filters["broken"] = lambda name: Markup("_<wbr>").join(name.split("_"))
     results = sorted(results, key=lambda result: not isinstance(result, EvalResult))
-    sections = [_section(f"r{at}", result) for at, result in enumerate(results, start=1)]
+    sections = [
+        PageSection(f"r{at}", result, *_content(result))
+        for at, result in enumerate(results, start=1)
+    ]
     page = environment.from_string(source).render(
         sections=sections, style=Markup(colours()), title=_title(results)
     )
     return page + "\n"
-
-
-def _broken(name: str) -> Markup:
-    """A name that may be broken behind its underscores."""
-    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _title(results: Sequence[Result]) -> str:
@@ -122,146 +330,69 @@ def _title(results: Sequence[Result]) -> str:
     return f"codl: {models} on {result.soc.name}"
 
 
-def _section(key: str, result: Result) -> PageSection:
-    """A section with its file and where it is on the page."""
-    section = SECTIONS.get(type(result), _of_plugin)(result)
-    return replace(
-        section,
-        key=key,
-        origin=result,
-        is_one_cpu=section.is_one_cpu or _is_one_cpu(result),
-    )
+#: Sources of a plan, besides those of its latency.
+PREDICTED = ("predicted",)
 
 
-def _is_one_cpu(result: Any) -> bool:
-    soc = getattr(result, "soc", None)
-    return soc is not None and bool(soc.is_one_cpu)
+def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
+    """The heading, the parts and the findings of a result."""
+    part = PagePart(sources=tuple(filter(None, [getattr(result, "source", "")])))
+    shown: tuple[TextTable, ...]
+    found: tuple[str, ...] = ()
+    match result:
+        case EvalResult():
+            return f"Evaluation on {result.soc.name}", _evaluation(result), findings(result)
+        case SearchResult():
+            return f"Plan for {result.model}", (_plan(result),), ()
+        case SearchesResult():
+            plans = (replace(_plan(plan), heading=plan.model) for plan in result.results)
+            part = PagePart(tables=(tables.plans_content(result),), sources=PREDICTED)
+            return f"Plans on {result.soc.name}", (part, *plans), ()
+        case TrainResult():
+            heading, shown = f"Predictors for {result.soc.name}", (tables.train_content(result),)
+            part = PagePart(sources=result.sources)
+        case CollectResult():
+            heading, shown = "Collection", (tables.collect_content(result),)
+        case RunResult():
+            heading, shown = f"Run of {result.model}", (tables.run_content(result),)
+            profile = result.profile
+            drawn = (timeline_of(profile, [profile]),) if result.spans else ()
+            part = replace(part, pictures=drawn)
+        case PackageResult():
+            heading, shown = f"Bundle of {result.model}", (tables.bundles_content([result]),)
+        case ExplainResult():
+            heading, found = f"Waterfall of {result.model}", waterfalls.findings(result)
+            shown = waterfalls.contents(result)
+            part = replace(part, pictures=(waterfall(result), explained_plan(result)))
+        case ValidateResult():
+            heading = f"Validation of {result.model} on {result.soc.name}"
+            shown, found = (tables.validation_content(result),), tables.validation_findings(result)
+        case BenchResult():
+            heading, shown = f"Kernels on {result.soc.name}", (tables.bench_content(result),)
+        case _:  # of a plugin
+            heading, shown = result.heading, result.tables()
+    return heading, (replace(part, tables=shown),), found
 
 
-def _of(
-    heading: str,
-    *tables: TextTable,
-    pictures: Iterable[Picture | None] = (),
-    sources: Sequence[str] = (),
-) -> PageSection:
-    shown = tuple(picture for picture in pictures if picture is not None)
-    part = PagePart(pictures=shown, tables=tables, sources=tuple(dict.fromkeys(sources)))
-    return PageSection(heading, (part,), sources=tuple(sources))
-
-
-def _eval(result: EvalResult) -> PageSection:
+def _evaluation(result: EvalResult) -> tuple[PagePart, ...]:
     sources = tuple(dict.fromkeys(row.source for row in result.rows if row.latency_ms))
-    verdict = Verdict.of(result)
-    first = PagePart(pictures=_there(pictures.speedups(result)) if verdict else ())
-    rest = (pictures.predictions, pictures.sharing, pictures.memory, pictures.energy)
-    last = PagePart(
-        "All models",
-        _there(*(draw(result) for draw in rest)),
-        (tables.eval_content(result),),
-        sources,
+    first = PagePart("", _there(speedups(result)), (tables.comparison_content(result),), sources)
+    models = (
+        PagePart(
+            stem(model),
+            _there(plan_strip(result, model), timeline(result, model), latencies(result, model)),
+        )
+        for model in result.models
     )
-    parts = (first, *(_model(result, model) for model in result.models), last)
-    heading = f"Evaluation on {result.soc.name}"
-    return PageSection(heading, parts, findings(result), sources, verdict=verdict)
+    shown = (tables.eval_content(result), *tables.used_content(result))
+    return (first, *models, PagePart("All models", tables=shown, sources=sources))
 
 
 def _there(*drawn: Picture | None) -> tuple[Picture, ...]:
     return tuple(picture for picture in drawn if picture is not None)
 
 
-def _model(result: EvalResult, model: str) -> PagePart:
-    drawn = (
-        pictures.plan(result, model),
-        pictures.timeline(result, model),
-        pictures.latencies(result, model),
-    )
-    return PagePart(stem(model), _there(*drawn))
-
-
-def _train(result: TrainResult) -> PageSection:
-    drawn = [pictures.accuracy(result)]
-    content = tables.train_content(result)
-    heading = f"Predictors for {result.soc.name}"
-    return _of(heading, content, pictures=drawn, sources=result.sources)
-
-
-def _search(result: SearchResult) -> PageSection:
-    return PageSection(f"Plan for {result.model}", (_plan(result),))
-
-
-def _searches(result: SearchesResult) -> PageSection:
-    parts = [PagePart(tables=(tables.plans_content(result),), sources=PREDICTED)]
-    parts += [replace(_plan(plan), heading=plan.model) for plan in result.results]
-    return PageSection(f"Plans on {result.soc.name}", tuple(parts))
-
-
-#: What plans are; their latencies rest on others.
-PREDICTED = ("predicted",)
-
-
 def _plan(result: SearchResult) -> PagePart:
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
     picture = charts.strip(title, result.chains, sources=PREDICTED)
     return PagePart(pictures=(picture,), tables=(tables.plan_content(result),), sources=PREDICTED)
-
-
-def _collect(result: CollectResult) -> PageSection:
-    return _of("Collection", tables.collect_content(result), sources=[result.source])
-
-
-def _run(result: RunResult) -> PageSection:
-    drawn = [pictures.timeline_of(result.profile, [result.profile])] if result.spans else []
-    content = tables.run_content(result)
-    return _of(f"Run of {result.model}", content, pictures=drawn, sources=[result.source])
-
-
-def _package(result: PackageResult) -> PageSection:
-    return _of(f"Bundle of {result.model}", tables.bundles_content([result]))
-
-
-def _explain(result: ExplainResult) -> PageSection:
-    shown = [waterfalls.waterfall_content(result), waterfalls.chains_content(result)]
-    if result.whole:
-        shown.append(waterfalls.whole_content(result))
-    section = _of(
-        f"Waterfall of {result.model}",
-        *shown,
-        pictures=[pictures.waterfall(result), pictures.explained_plan(result)],
-        sources=[result.source],
-    )
-    return replace(section, findings=waterfalls.findings(result))
-
-
-def _validate(result: ValidateResult) -> PageSection:
-    heading = f"Validation of {result.model} on {result.soc.name}"
-    section = _of(heading, tables.validation_content(result))
-    return replace(section, findings=tables.validation_findings(result))
-
-
-def _validations(result: ValidationsResult) -> PageSection:
-    heading = f"Validations on {result.soc.name}"
-    return _of(heading, tables.validations_content([result]))
-
-
-def _bench(result: BenchResult) -> PageSection:
-    drawn = [pictures.kernel_bars(result)]
-    return _of(f"Kernels on {result.soc.name}", pictures=drawn, sources=[result.source])
-
-
-def _of_plugin(result: PluginResult) -> PageSection:
-    return _of(result.heading, *result.tables())
-
-
-SECTIONS: Mapping[type, Callable[[Any], PageSection]] = {
-    EvalResult: _eval,
-    TrainResult: _train,
-    SearchResult: _search,
-    SearchesResult: _searches,
-    CollectResult: _collect,
-    RunResult: _run,
-    PackageResult: _package,
-    ExplainResult: _explain,
-    ValidateResult: _validate,
-    ValidationsResult: _validations,
-    BenchResult: _bench,
-}

@@ -1,18 +1,22 @@
-"""Result files as data: what each command writes with `-o FILE`, as far as a report needs it."""
+"""Result files as data: the part of each command's `-o FILE` that reports need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import fsum
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from math import fsum, isfinite
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
+import msgspec
+
+from codl import files
+from codl.errors import InvalidFileError, UnknownNameError
+from codl.files import printable
 from codl.ir.environment import Environment
 from codl.ir.plan import Chain, OpFallback
-from codl.ir.types import Processor
-from codl.records.results import SINGLES as SINGLES
-from codl.records.results import (
+from codl.ir.records.results import SINGLES as SINGLES
+from codl.ir.records.results import (
     Amount,
     Count,
     Digests,
@@ -26,7 +30,10 @@ from codl.records.results import (
     doubts,
     times_faster,
 )
-from codl.records.waterfall import BOUND, ChainTerms, WaterfallTerm, WholeOp
+from codl.ir.records.waterfall import BOUND, ChainTerms, WaterfallTerm, WholeOp
+from codl.ir.types import Processor
+from codl.ir.yaml_file import explained
+from codl.registry import RESULTS
 
 if TYPE_CHECKING:
     from codl.report.text_table import TextTable
@@ -34,12 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """Origin of a result file; empty where not recorded.
+    """Origin of a result file; empty fields were not recorded.
 
-    `path` is where it was read, `environment` where and how it was measured.
+    `path` is the file that was read, `environment` the machine and method of the measurement.
     """
 
-    #: What wrote it.
+    #: The command that wrote the file.
     command: ClassVar[str] = ""
     path: str = "result"
     codl: str = ""
@@ -49,13 +56,13 @@ class ResultFile:
 
     @property
     def file(self) -> str:
-        """The file's name alone: a page travels, its writer's folders need not."""
+        """The file name without folders, because pages are shared."""
         return PurePath(self.path).name
 
 
 @dataclass(frozen=True)
 class ProcessorSummary:
-    """One side of a SoC. `cores` are host cores, empty for a real GPU."""
+    """A side of a SoC; `cores` are host cores, empty for a real GPU."""
 
     name: str
     cores: tuple[Count, ...] = ()
@@ -66,7 +73,7 @@ class ProcessorSummary:
 
 @dataclass(frozen=True)
 class SocSummary:
-    """The SoC of a result; `cpu` and `gpu` are None where the file only names it."""
+    """The SoC of a result; `cpu` and `gpu` are None if the file has only its name."""
 
     name: str
     description: str = ""
@@ -75,13 +82,13 @@ class SocSummary:
 
     @property
     def is_one_cpu(self) -> bool:
-        """Whether the OpenCL device is a CPU, so that both sides are one, divided."""
+        """True where the OpenCL device is a CPU, so that both sides share one CPU."""
         return self.gpu is not None and self.gpu.type == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedOp:
-    """One part of an op; one that was not reached has no figures, and nobody knows if it is ok."""
+    """The check of a part of an op; figures are None where it was not reached."""
 
     op: str
     processor: Processor
@@ -100,7 +107,7 @@ class CheckedOp:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateResult(ResultFile):
-    """What `codl validate` wrote of one plan."""
+    """Result of `codl validate`: the checks of one plan."""
 
     command: ClassVar[str] = "validate"
     model: str
@@ -109,59 +116,25 @@ class ValidateResult(ResultFile):
     diagnosis: str
     ops: tuple[CheckedOp, ...]
     strategy: str = ""
+    reference: str = "the reference"
     cosine: float | None = None
     max_rel_err: Amount | None = None
     fallback: tuple[OpFallback, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidatedModel:
-    """A model's ops on one processor of a SoC, and the whole of it, in a line.
-
-    `parts` and `variants` count what was checked; `wrong` are those that are not ok and `left`
-    those that were not reached. `op_cosine` is the lowest of a part, `op_err` the largest error of
-    one over what is rounding in its variant. `reason` says why there is nothing but that.
-    """
-
-    model: str
-    processor: Processor
-    stored: str
-    parts: Count = 0
-    variants: Count = 0
-    wrong: tuple[str, ...] = ()
-    left: Count = 0
-    op_cosine: float | None = None
-    op_err: Amount | None = None
-    cosine: float | None = None
-    max_rel_err: Amount | None = None
-    ok: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationsResult(ResultFile):
-    """What `scripts/validate_models.py` wrote of many models on one device."""
-
-    command: ClassVar[str] = "validations"
-    soc: SocSummary
-    gpu: str
-    driver: str
-    rows: tuple[ValidatedModel, ...]
-
-
-#: Sources of which a reader must be warned: codl did not measure these numbers for this report.
+#: Sources of numbers that need a warning: codl did not measure them for this report.
 UNMEASURED = ("replayed", "simulated")
-#: Where a file does not say where its numbers come from.
+#: The source of numbers without a recorded source.
 NOT_RECORDED: Literal["not recorded"] = "not recorded"
 AnySource: TypeAlias = Source | Literal["not recorded"]
 
-#: What a span of a timeline can be, in three classes.
+#: Kinds of spans in a timeline, in three classes.
 COMPUTING: tuple[SpanKind, ...] = ("net", "kernel")
 SHARING: tuple[SpanKind, ...] = ("copy", "map", "unmap", "transform")
 WAITING: tuple[SpanKind, ...] = ("sync",)
 
 IDEAL = "ideal"
-#: Bound and terms of a waterfall may differ from its last total by this part.
+#: The bound and terms of a waterfall may differ from its last total by this fraction.
 ADDS_UP = 1e-6
 
 
@@ -176,10 +149,7 @@ def _check_spans(spans: Iterable[TimeSpan], key: str = "spans") -> None:
 
 @dataclass(frozen=True)
 class InferenceProfile:
-    """One profiled inference.
-
-    `source` is that of its latency, `predicted` the predicted timeline, if kept.
-    """
+    """Profiled and predicted spans of one inference; `source` is the source of its latency."""
 
     model: str
     strategy: str
@@ -192,7 +162,7 @@ class InferenceProfile:
         _check_spans(self.predicted, "predicted")
 
     def ms(self, kinds: Iterable[SpanKind], processor: Processor | None = None) -> float:
-        """The summed length of the spans of some kinds, on one processor or on both."""
+        """Milliseconds of all spans of some kinds, on one processor or on both."""
         wanted = tuple(kinds)
         return sum(
             span.ms
@@ -206,10 +176,37 @@ class InferenceProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalResult(ResultFile):
-    """Result of `codl eval`: rows, and a profile for each strategy that ran.
+class PlanSummary:
+    """The plan of one model; its latency is a prediction."""
 
-    `asked`, `digests` and `plans`, by digest, let `--repro` repeat it.
+    model: str
+    strategy: str
+    chains: tuple[Chain, ...]
+    predictor: str = ""
+    predicted_ms: Amount | None = None
+    search_ms: Amount | None = None
+    source: str = ""
+    method: str = ""
+    predicted_mj: Amount | None = None
+    not_counted: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
+    fallbacks: tuple[OpFallback, ...] = ()
+
+    def __post_init__(self) -> None:
+        for at, chain in enumerate(self.chains):
+            if not chain.ops:
+                raise ValueError(f"chains[{at}].ops must be a list of at least one op, got []")
+            if not 0 <= chain.gpu_ratio <= 1:
+                raise ValueError(
+                    f"chains[{at}].gpu_ratio must be 0 (CPU only) ... 1 (GPU only), "
+                    f"got {chain.gpu_ratio!r}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult(ResultFile):
+    """Result of `codl eval`: rows, and a profile for each strategy that ran. `plans`
+    are by digest.
     """
 
     command: ClassVar[str] = "eval"
@@ -219,8 +216,8 @@ class EvalResult(ResultFile):
     serial: str = ""
     asked: EvalRequest | None = None
     digests: Digests | None = None
-    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: What was not measured where the evaluation was ended early.
+    plans: Mapping[str, PlanSummary] = field(default_factory=dict)
+    #: The parts that were not measured because the evaluation ended early, as text.
     incomplete: str = ""
 
     def __post_init__(self) -> None:
@@ -241,25 +238,25 @@ class EvalResult(ResultFile):
         return tuple(row for row in self.rows if row.model == model)
 
     def speedup(self, row: EvalRow) -> float | None:
-        """Over the better single processor of the same run; what files hold may be of medians."""
+        """Speedup over the better single processor in this file, recomputed from levels."""
         singles = [single for single in self.of(row.model) if single.strategy in SINGLES]
         same = [single.latency_ms for single in singles if single.source == row.source]
         return times_faster(same, row.latency_ms)
 
     def of_ideal(self, row: EvalRow) -> float | None:
-        """The ideal latency over this one's."""
+        """The ideal latency over the row's latency."""
         ideal = [other.latency_ms for other in self.of(row.model) if other.strategy == IDEAL]
         return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
 
     def doubts(self, row: EvalRow) -> tuple[str, ...]:
-        """Why a latency may be that of a disturbed machine; files of before do not say it."""
+        """Reasons to doubt a latency; recomputed for files that do not record them."""
         latency = row.latency_ms
         if row.doubts or latency is None or row.source != "measured":
             return row.doubts
         return doubts(latency, row.cold_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
-        """The profiles of a model, with the sources of the latencies beside them."""
+        """Profiles of a model, with the sources of their latencies."""
         sources = {row.strategy: row.source for row in self.of(model)}
         profiles = [profile for profile in self.timelines if profile.model == model]
         return tuple(replace(p, source=sources.get(p.strategy, NOT_RECORDED)) for p in profiles)
@@ -278,49 +275,19 @@ class TrainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSummary:
-    """The plan of one model; its latency is a prediction."""
-
-    model: str
-    strategy: str
-    chains: tuple[Chain, ...]
-    predictor: str = ""
-    predicted_ms: Amount | None = None
-    search_ms: Amount | None = None
-    source: str = ""
-    not_counted: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for at, chain in enumerate(self.chains):
-            if not chain.ops:
-                raise ValueError(f"chains[{at}].ops must be a list of at least one op, got []")
-            if not 0 <= chain.gpu_ratio <= 1:
-                raise ValueError(
-                    f"chains[{at}].gpu_ratio must be 0 (CPU only) ... 1 (GPU only), "
-                    f"got {chain.gpu_ratio!r}"
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchResult(PlanSummary, ResultFile):
-    """What `codl search` wrote of one model."""
-
     command: ClassVar[str] = "search"
     soc: SocSummary
 
 
 @dataclass(frozen=True)
 class FailedSearch:
-    """A model without a plan, and why."""
-
     model: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchesResult(ResultFile):
-    """What `codl search` wrote of several models."""
-
     command: ClassVar[str] = "search"
     soc: SocSummary
     plans: tuple[PlanSummary, ...]
@@ -328,14 +295,33 @@ class SearchesResult(ResultFile):
 
     @property
     def results(self) -> tuple[SearchResult, ...]:
-        """Each plan as if its model had been searched alone."""
+        """Each plan as the result of a search for its model alone."""
         common = {about.name: getattr(self, about.name) for about in fields(ResultFile)}
         return tuple(SearchResult(soc=self.soc, **common, **vars(plan)) for plan in self.plans)
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpectedTarget:
+    """The accuracy that is expected of one target; None where no shape was held out."""
+
+    target: str
+    rows: Count
+    acc10: float | None = None
+    acc5: float | None = None
+    mape: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedAccuracy:
+    """What a predictor reaches on shapes held out of a collection."""
+
+    predictor: str
+    targets: tuple[ExpectedTarget, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectResult(ResultFile):
-    """What `codl collect` wrote: counts of rows, and seconds."""
+    """Result of `codl collect`: counts of rows, and seconds."""
 
     command: ClassVar[str] = "collect"
     rows: Count
@@ -344,6 +330,12 @@ class CollectResult(ResultFile):
     files: tuple[str, ...]
     soc: SocSummary | None = None
     source: AnySource = NOT_RECORDED
+    stopped: str = ""
+    skipped: Count = 0
+    left: Count = 0
+    again: Count = 0
+    paused_s: Amount = 0.0
+    expected: ExpectedAccuracy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +348,7 @@ class RunResult(ResultFile):
     soc: SocSummary | None = None
     strategy: str = ""
     data_sharing_ms: Amount | None = None
+    predicted_ms: Amount | None = None
     source: AnySource = NOT_RECORDED
     spans: tuple[TimeSpan, ...] = ()
 
@@ -369,7 +362,7 @@ class RunResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class PackageResult(ResultFile):
-    """What `codl package` said: a bundle, and what a new process took to its first output."""
+    """Result of `codl package`: a bundle, and the time of a new process to its first output."""
 
     command: ClassVar[str] = "package"
     model: str
@@ -430,7 +423,6 @@ class ExplainResult(ResultFile):
 
     @property
     def rows(self) -> tuple[WaterfallRow, ...]:
-        """The bound and all terms."""
         steps = (WaterfallTerm(BOUND, self.bound_ms), *self.terms)
         about = self.model, self.strategy
         return tuple(WaterfallRow(*about, step.name, step.ms, self.source) for step in steps)
@@ -438,7 +430,7 @@ class ExplainResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class PluginResult(ResultFile):
-    """A result of a plugin's command, which is in `codl.plugins.RESULTS`."""
+    """Result of a plugin's command, listed in `codl.registry.RESULTS`."""
 
     @property
     def heading(self) -> str:
@@ -451,7 +443,7 @@ class PluginResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedKernel:
-    """One kernel variant on one op; `p80_ms` is 0 where a file does not say it."""
+    """A kernel variant on an op; `p80_ms` is 0 where the file has no spread."""
 
     op: str
     variant: str
@@ -460,15 +452,24 @@ class BenchedKernel:
     gflops: Amount
     p20_ms: Amount = 0.0
     p80_ms: Amount = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedKernel(BenchedKernel):
+    """A kernel variant that refuses an op or fails, with the reason."""
+
+    latency_ms: Amount | None = None  # type: ignore[assignment]
+    gflops: Amount | None = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult(ResultFile):
-    """What `codl bench` wrote of ops."""
-
     command: ClassVar[str] = "bench"
     soc: SocSummary
     ops: tuple[BenchedKernel, ...]
+    refused: tuple[RefusedKernel, ...] = ()
+    elsewhere: Count = 0
     source: AnySource = NOT_RECORDED
 
 
@@ -482,11 +483,71 @@ Result = (
     | PackageResult
     | ExplainResult
     | ValidateResult
-    | ValidationsResult
     | PluginResult
     | BenchResult
 )
-#: Every command whose results can be reported; `codl search` has `SearchesResult` too.
+#: Result types by command; `codl search` also writes `SearchesResult`.
 COMMANDS: Mapping[str, type[Result]] = {
     kind.command: kind for kind in get_args(Result) if kind not in (SearchesResult, PluginResult)
 }
+
+
+VERSION = 1
+HOW = "A result file is what a command writes with `-o FILE`."
+T = TypeVar("T", bound=ResultFile)
+
+
+def load_result(path: Path) -> Result:
+    """Read a result file; raises `InvalidFileError` with the invalid key and value."""
+    return parse_result(files.read_json(path, fix=HOW), path)
+
+
+def parse_result(content: Any, path: str | Path = "result") -> Result:
+    """Check a result's content; errors name it by `path`."""
+    if not isinstance(content, dict):
+        raise InvalidFileError(path, f"must hold a mapping, got {content!r:.60}.", fix=HOW)
+    if "command" not in content and {"digest", "chains"} <= set(content):
+        return parse_as(SearchResult, content, path)  # a plan file
+    if "command" not in content:
+        raise InvalidFileError(path, "the key 'command' is missing.", where="top", fix=HOW)
+    command = content["command"]
+    known = {*COMMANDS, *RESULTS}
+    if not isinstance(command, str) or command not in known:
+        problem = str(UnknownNameError("command", str(command), known))
+        raise InvalidFileError(path, problem, where="command")
+    if command == "search" and "plans" in content:
+        return parse_as(SearchesResult, content, path)
+    kind: type[Result] = COMMANDS.get(command) or RESULTS[command]
+    return parse_as(kind, content, path)
+
+
+def parse_as(kind: type[T], content: Mapping[str, Any], path: str | Path = "result") -> T:
+    """Check content as one kind of result, also before it is written; raises `InvalidFileError`."""
+    if content.get("version", VERSION) != VERSION:
+        problem = (
+            f"must be {VERSION}, the version that this codl reads, got {content['version']!r}."
+        )
+        raise InvalidFileError(path, problem, where="version")
+    checked = {**_plain(dict(content), "", path), "path": str(path)}
+    if isinstance(checked.get("soc"), str):
+        checked["soc"] = {"name": checked["soc"]}
+    try:
+        return msgspec.convert(checked, kind)
+    except msgspec.ValidationError as error:
+        raise explained(str(error), checked, kind, path) from error
+
+
+def _plain(value: Any, where: str, path: str | Path) -> Any:
+    """A value with finite numbers only, and text without control characters of terminals or XML."""
+    if isinstance(value, dict):
+        return {printable(k): _plain(v, f"{where}.{k}", path) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{at}]", path) for at, item in enumerate(value)]
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, float):
+        value = float(value)  # also for numbers of NumPy
+    if isinstance(value, (int, float)) and not (abs(value) < 2**63 and isfinite(value)):
+        problem = f"must be a finite number, got {value!r:.60}."
+        raise InvalidFileError(path, problem, where=where.lstrip("."))
+    return value

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from codl.ir.plan import Chain
-from codl.records.results import EvalRow, PredictorRow
-from codl.report.caveats import (
-    LATENCY,
-    TURNS,
-    cold_notes,
-    doubt_notes,
-    machine_notes,
-    peer_notes,
-    same_notes,
-)
+from codl.ir.records.results import EvalRow, PredictorRow
+from codl.ir.records.waterfall import ChainTerms
 from codl.report.results import (
     COMPUTING,
     IDEAL,
@@ -25,31 +17,34 @@ from codl.report.results import (
     SINGLES,
     UNMEASURED,
     WAITING,
+    BenchedKernel,
+    BenchResult,
     CheckedOp,
     CollectResult,
     EvalResult,
+    ExplainResult,
     FailedSearch,
     InferenceProfile,
     PackageResult,
+    PlanSummary,
     ProcessorSummary,
+    RefusedKernel,
     ResultFile,
     RunResult,
     SearchesResult,
     SearchResult,
     SocSummary,
     TrainResult,
-    ValidatedModel,
     ValidateResult,
-    ValidationsResult,
 )
 from codl.report.text_table import (
     NONE,
     Cell,
     Column,
-    Table,
     TextRow,
     TextSection,
     TextTable,
+    Value,
     count,
     digits,
     listed,
@@ -60,20 +55,85 @@ from codl.report.text_table import (
     words,
 )
 
+if TYPE_CHECKING:
+    from codl.plan.op_placement import OpPlacement
+
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
 }
+#: What runs the CPU's variants; the others are ncnn's.
+LIBRARY_NAMES = {"cpu_ort": "ONNX Runtime", "cpu_openvino": "OpenVINO"}
+#: The kind of ops that codl has no operator for.
+ONNX = "onnx"
+#: A processor within this factor of its usual pace counts as unchanged.
+NOTABLE = 0.05
+#: The definition of a latency; see `codl.ir.records.statistic`.
+LATENCY = "A latency is the 20th percentile of the runs."
+#: The definition of a first run.
+TURNS = "the first of a turn, with caches that others filled; latencies are of the later runs."
 
 
-def eval_table(result: EvalResult) -> Table:
-    """What `codl eval` prints: one section per model, one row per strategy."""
-    return eval_content(result).to_rich()
+def same_notes(result: EvalResult) -> list[str]:
+    """Notes on strategies with the same executable as an earlier strategy."""
+    rows = [row for row in result.rows if row.same_as]
+    same = [f"{stem(row.model)}: {row.strategy} is {row.same_as}" for row in rows]
+    if not same:
+        return []
+    return [f"Plans with the same executable were timed once. {'; '.join(same)}."]
 
 
-def train_table(result: TrainResult, *, every: bool) -> Table:
-    """What `codl train` prints: a line per target, or every predictor in both splits."""
-    return (train_content(result) if every else _best_content(result)).to_rich()
+def peer_notes(result: EvalResult) -> list[str]:
+    """Notes on the peer libraries, and on the number of cores that they used."""
+    peers = {row.strategy: row.peer for row in result.rows if row.peer is not None}
+    if not peers:
+        return []
+    each = [
+        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
+        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
+        for name, peer in peers.items()
+    ]
+    return [f"Peers have the cores of both sides, in their own processes: {'; '.join(each)}."]
+
+
+def doubt_notes(result: EvalResult) -> list[str]:
+    """Notes on latencies from a machine that may have been disturbed."""
+    each = [
+        f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}"
+        for row in result.rows
+        if row.doubts and not row.same_as
+    ]
+    if not each:
+        return []
+    return [
+        f"Doubtful, as where other programs run: {'; '.join(each)}. Measure again, or for longer "
+        "by --time."
+    ]
+
+
+def machine_notes(result: EvalResult) -> list[str]:
+    """Notes on an evaluation that is incomplete, on throttled processors, and on slower ones."""
+    notes, slower = [result.incomplete] if result.incomplete else [], {}
+    for model in result.models:
+        held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
+        if held:
+            clocks = " and the ".join(side.upper() for side in sorted(held))
+            notes.append(f"{stem(model)}: the clock of the {clocks} was held down meanwhile.")
+        slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
+        if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
+            slower[stem(model)] = slowdown
+    if slower:
+        sides = dict.fromkeys(side for of in slower.values() for side in of)
+        factors = {side: [of[side] for of in slower.values() if side in of] for side in sides}
+        each = (
+            f"{side} {' to '.join(dict.fromkeys((f'{min(of):.2f}', f'{max(of):.2f}')))}"
+            for side, of in factors.items()
+        )
+        notes.append(
+            f"{', '.join(slower)}: anchor ops took {', '.join(each)} of what they did when the "
+            "dataset was measured."
+        )
+    return notes
 
 
 def eval_content(result: EvalResult) -> TextTable:
@@ -140,76 +200,85 @@ def _eval_row(result: EvalResult, row: EvalRow, *, has_cold: bool, has_ratio: bo
     return TextRow(cells, mark=mark([row.source]))
 
 
+def used_content(result: EvalResult) -> tuple[TextTable, ...]:
+    """Megabytes and millijoules of every row; none where neither is known."""
+    sizes = ("cpu_bytes", "cpu_weight_bytes", "gpu_bytes", "gpu_weight_bytes")
+    rows = {
+        stem(model): [
+            (
+                row.strategy,
+                *((row.memory_bytes or {}).get(size, 0) / 1e6 for size in sizes),
+                row.energy_mj,
+            )
+            for row in result.of(model)
+            if row.memory_bytes or row.energy_mj is not None
+        ]
+        for model in result.models
+    }
+    if not any(rows.values()):
+        return ()
+    heads = ("strategy", "CPU tensors (MB)", "CPU weights (MB)", "GPU tensors (MB)",
+             "GPU weights (MB)", "one inference (mJ)")  # fmt: skip
+    return (TextTable.plain("Memory and energy", heads, rows),)
+
+
 def train_content(result: TrainResult) -> TextTable:
-    splits = {"row": "row split", "shape": "shape split"}
-    accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
-    columns = (
-        words("predictor"),
-        *(
-            Column(header, group, spare=5 + at if split == "row" else 0)
-            for split, group in splits.items()
-            for at, header in enumerate(accuracy)
+    """A row per predictor and split, by target."""
+    cells: list[Cell[PredictorRow]] = [
+        (words("predictor"), lambda row: row.name),
+        (words("held out"), lambda row: "shapes" if row.split == "shape" else "rows"),
+        (Column("fit/test rows"), lambda row: f"{count(row.n_train)}/{count(row.n_test)}"),
+        (Column("within 10 % (%)"), lambda row: digits(row.acc10)),
+        (Column("within 5 % (%)"), lambda row: digits(row.acc5)),
+        (Column("MAPE (%)"), lambda row: digits(row.mape)),
+        (Column("in 90 % interval (%)", spare=3), lambda row: digits(row.coverage90)),
+        (Column("bytes", spare=2), lambda row: count(row.bytes)),
+        (
+            Column("\N{MICRO SIGN}s per prediction", spare=4),
+            lambda row: digits(row.us_per_prediction),
         ),
-        Column("bytes", spare=2),
-        Column("\N{MICRO SIGN}s per prediction", spare=4),
-        Column("in 90 % interval (%)", spare=3),
-        Column("source", numeric=False, spare=1),
-    )
-    source = listed(result.sources) or NOT_RECORDED
-    sections = tuple(
-        TextSection(
-            target,
-            tuple(
-                TextRow(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
-                for by_split in by_name.values()
-            ),
-        )
-        for target, by_name in _by_target(result).items()
-    )
+        (words("source", spare=1), lambda _: listed(result.sources) or NOT_RECORDED),
+    ]
+    by_target: dict[str, list[PredictorRow]] = {}
+    for row in result.predictors:
+        by_target.setdefault(_target(row), []).append(row)
     caption = (
         *soc_lines(result.soc),
-        "10 % and 5 %: the share of held-out rows predicted within that error. MAPE: mean absolute "
-        "percentage error. Only the shape split, which holds out all rows of "
-        "an op shape, tells how an unseen op is predicted.",
+        "Within 10 % and 5 %: the share of held-out rows predicted within that error. MAPE: mean "
+        "absolute percentage error. Only shapes held out, all rows of an op shape at once, tell "
+        "how an unseen op is predicted.",
         f"Training took {digits(result.train_s)} s.",
         *result.notes,
         *warnings(result.sources),
     )
-    title = f"Held-out accuracy of the predictors for {result.soc.name}"
-    return TextTable(title, columns, sections, caption, "target")
+    title, source = (
+        f"Held-out accuracy of the predictors for {result.soc.name}",
+        mark(result.sources),
+    )
+    return TextTable.of(title, by_target, cells, caption, mark=lambda _: source)
 
 
-def _best_content(result: TrainResult) -> TextTable:
-    """A line per target, of the predictor with the least error on shapes held out."""
-    shapes = {
-        target: [splits["shape"] for splits in by_name.values() if "shape" in splits]
-        for target, by_name in _by_target(result).items()
-    }
-    best = {
-        target: min(
-            (r for r in rows if r.mape is not None), key=lambda r: r.mape or 0, default=None
-        )
-        for target, rows in shapes.items()
-    }
+def _target(row: PredictorRow) -> str:
+    return f"{row.target} ({row.processor})" if row.processor else row.target
 
-    def of_best(figure: str, text: Callable[[Any], str]) -> Callable[[str], str]:
-        return lambda target: text(getattr(best[target], figure)) if best[target] else NONE
 
-    cells: list[Cell[str]] = [
-        (words("target"), str),
-        (
-            Column("rows trained on"),
-            lambda t: count(max((r.n_train for r in shapes[t]), default=None)),
-        ),
-    ]
+def best_content(result: TrainResult) -> TextTable:
+    """A row per target, with the predictor of least error on held-out shapes."""
+    rows: list[tuple[Value, ...]] = []
+    is_tried = any(row.split == "shape" and row.mape is not None for row in result.predictors)
+    for target in dict.fromkeys(map(_target, result.predictors)):
+        of_target = [row for row in result.predictors if _target(row) == target]
+        shapes = [row for row in of_target if row.split == "shape"]
+        tried = [row for row in shapes if row.mape is not None]
+        best = min(tried, key=lambda row: row.mape or 0, default=None)
+        figures = (best.name, best.acc10, best.mape) if best else ("", None, None)
+        trained = max((row.n_train for row in shapes), default=None)
+        rows.append((target, trained, *(figures if is_tried else ())))
+    heads: tuple[str, ...] = ("target", "rows trained on")
     title, held_out = f"Predictors for {result.soc.name}", ["None was tried on rows held out."]
-    if any(best.values()):
+    if is_tried:
         title = f"Best predictors for {result.soc.name}"
-        cells += [
-            (words("best predictor"), of_best("name", str)),
-            (Column("within 10 % (%)"), of_best("acc10", digits)),
-            (Column("MAPE (%)"), of_best("mape", digits)),
-        ]
+        heads += ("best predictor", "within 10 % (%)", "MAPE (%)")
         held_out = [
             "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
             "Every predictor is stored; --every lists them all, in both splits.",
@@ -221,72 +290,92 @@ def _best_content(result: TrainResult) -> TextTable:
         *result.notes,
         *warnings(result.sources),
     )
-    return TextTable.of(title, list(shapes), cells, caption)
-
-
-def _error(row: PredictorRow) -> float:
-    return row.mape or 0.0
-
-
-def _by_target(result: TrainResult) -> dict[str, dict[str, dict[str, PredictorRow]]]:
-    """Rows by target, predictor and split."""
-    targets: dict[str, dict[str, dict[str, PredictorRow]]] = {}
-    for row in result.predictors:
-        target = f"{row.target} ({row.processor})" if row.processor else row.target
-        targets.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
-    return targets
-
-
-def _train_cells(
-    by_split: dict[str, PredictorRow], splits: Sequence[str], source: str
-) -> tuple[str, ...]:
-    cells: list[str] = []
-    for split in splits:
-        row = by_split.get(split)
-        if row is None:
-            cells += [NONE] * 4
-            continue
-        cells.append(f"{count(row.n_train)}/{count(row.n_test)}")
-        cells += [digits(value) for value in (row.acc10, row.acc5, row.mape)]
-    row = next(iter(by_split.values()))
-    size, us = count(row.bytes), digits(row.us_per_prediction)
-    shape = by_split.get("shape")
-    covered = digits(shape.coverage90) if shape else NONE
-    return (row.name, *cells, size, us, covered, source)
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def plan_content(result: SearchResult) -> TextTable:
     predictor = f" by {result.predictor}" if result.predictor else ""
     source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
-    if result.predicted_ms is not None:
+    if result.predicted_ms is None:
+        caption.append("In default variants, of which nothing is predicted.")
+    else:
+        energy = "" if result.predicted_mj is None else f", {digits(result.predicted_mj)} mJ"
         caption.append(
-            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}; "
-            "nothing was run."
-        )
-    if result.not_counted:
-        caption.append(
-            f"Not counted, for want of latencies: {listed_in_short(result.not_counted)}."
+            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}{energy}."
         )
     if result.search_ms is not None:
-        caption.append(f"The search took {digits(result.search_ms)} ms.")
+        method = f" by {result.method}" if result.method else ""
+        caption.append(f"Found{method} in {digits(result.search_ms)} ms.")
+    caption += [f"Fallback: {fallback}." for fallback in result.fallbacks]
+    caption += coverage_notes(result)
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")
-    numbers = {id(chain): str(at) for at, chain in enumerate(result.chains, start=1)}
-    cells: list[Cell[Chain]] = [
-        (words("chain"), lambda chain: numbers[id(chain)]),
-        (words("ops"), _first_to_last),
-        (Column("number of ops"), lambda chain: count(len(chain.ops))),
-        (words("dimension"), lambda chain: chain.dim if 0 < chain.gpu_ratio < 1 else NONE),
-        (Column("GPU ratio"), lambda chain: digits(chain.gpu_ratio)),
-        (words("CPU variants"), lambda chain: _variants(chain, "cpu")),
-        (words("GPU variants"), lambda chain: _variants(chain, "gpu")),
+    rows = [
+        (
+            str(number),
+            first_to_last(chain.ops),
+            len(chain.ops),
+            chain.dim if 0 < chain.gpu_ratio < 1 else None,
+            float(chain.gpu_ratio),
+            _variants(chain, "cpu"),
+            _variants(chain, "gpu"),
+        )
+        for number, chain in enumerate(result.chains, start=1)
     ]
+    heads = ("chain", "ops", "number of ops", "dimension", "GPU ratio", "CPU variants",
+             "GPU variants")  # fmt: skip
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    return TextTable.of(title, result.chains, cells, caption)
+    return TextTable.plain(title, heads, rows, caption)
 
 
-def _first_to_last(chain: Chain) -> str:
-    first, *others = chain.ops
+def coverage_notes(result: PlanSummary | ExplainResult) -> list[str]:
+    """Notes on ops of a plan whose latency is unknown or estimated."""
+    notes = {
+        "Not counted, for want of latencies:": result.not_counted,
+        "Estimated, for want of predictors:": result.estimated,
+    }
+    return [f"{what}: {listed_in_short(ops)}." for what, ops in notes.items() if ops]
+
+
+def ratio_text(part: OpPlacement | ChainTerms) -> str:
+    """The dimension and ratio of what is split; else empty."""
+    return f"{part.dim} {part.gpu_ratio:.2f}" if 0 < part.gpu_ratio < 1 else ""
+
+
+def placement_content(
+    placed: Sequence[OpPlacement], source: str, *, every: bool = False
+) -> TextTable:
+    """Ops by processor and library; `every` op, and ops that codl has no operator for, by name."""
+    alone = [op for op in placed if every or op.kind == ONNX]
+    groups: dict[tuple[str, str], list[OpPlacement]] = {}
+    for op in placed:
+        library = LIBRARY_NAMES.get(op.variant, "ncnn")
+        engine = library if op.processor == "cpu" else "OpenCL kernels"
+        if op not in alone:
+            groups.setdefault((op.processor, engine), []).append(op)
+    rows: list[tuple[str, ...]] = [
+        (op.op, op.kind, op.processor, ratio_text(op), op.variant,
+         f"{op.layout} {op.stored}", digits(op.latency_ms), op.reason)
+        for op in alone
+    ]  # fmt: skip
+    rows += [
+        (f"{len(ops)} op{'s' * (len(ops) > 1)}", listed([op.kind for op in ops]), processor, "",
+         engine, "", digits(sum(op.latency_ms or 0.0 for op in ops)), "")
+        for (processor, engine), ops in groups.items()
+    ]  # fmt: skip
+    heads = ("op", "kind", "processor", "GPU ratio", "variant", "stored", "ms", "why")
+    caption = ["Everything is computed and accumulated in float32."]
+    if shared := sum(op.together > 1 for op in placed):
+        caption.append(
+            f"{shared} ops were measured as parts of nets of the CPU or of fused kernels of the "
+            "GPU, whose latencies they share as predicted."
+        )
+    return TextTable.plain(f"Placement, {source} latencies", heads, rows, caption)
+
+
+def first_to_last(ops: Sequence[str]) -> str:
+    """The names of a chain's first and last op."""
+    first, *others = ops
     return f"{first} \N{HORIZONTAL ELLIPSIS} {others[-1]}" if others else first
 
 
@@ -296,19 +385,19 @@ def _variants(chain: Chain, processor: str) -> str:
     del variants[""]
     times = "\N{MULTIPLICATION SIGN}"
     texts = [f"{n} {times} {name}" if n > 1 else name for name, n in variants.most_common()]
-    return ", ".join(texts) or NONE
+    return ", ".join(texts)
 
 
 def timeline_content(timelines: Sequence[InferenceProfile]) -> TextTable:
-    """Where the time of one profiled inference went."""
+    """The time of one profiled inference by kind of span."""
     cells: list[Cell[InferenceProfile]] = [
-        (words("strategy"), lambda profile: profile.strategy or profile.model),
-        (Column("CPU computing (ms)"), lambda profile: digits(profile.ms(COMPUTING, "cpu"))),
-        (Column("GPU computing (ms)"), lambda profile: digits(profile.ms(COMPUTING, "gpu"))),
-        (Column("data sharing (ms)"), lambda profile: digits(profile.ms(SHARING))),
-        (Column("waiting (ms)"), lambda profile: digits(profile.ms(WAITING))),
-        (Column("end (ms)"), lambda profile: digits(profile.end_ms)),
-        (words("source"), lambda profile: profile.source),
+        (words("strategy"), lambda p: p.strategy or p.model),
+        (Column("CPU computing (ms)"), lambda p: digits(p.ms(COMPUTING, "cpu"))),
+        (Column("GPU computing (ms)"), lambda p: digits(p.ms(COMPUTING, "gpu"))),
+        (Column("data sharing (ms)"), lambda p: digits(p.ms(SHARING))),
+        (Column("waiting (ms)"), lambda p: digits(p.ms(WAITING))),
+        (Column("end (ms)"), lambda p: digits(p.end_ms)),
+        (words("source"), lambda p: p.source),
     ]
     caption = (
         "One inference each, profiled, which slows it: compare shares, not latencies.",
@@ -325,6 +414,7 @@ def run_content(result: RunResult) -> TextTable:
         (Column("latency (ms)"), lambda _: digits(latency.level)),
         (Column(f"median{NONE}p80 (ms)"), lambda _: spread(latency.median, latency.p80)),
         (Column("runs"), lambda _: count(latency.runs)),
+        (Column("predicted (ms)"), lambda run: digits(run.predicted_ms)),
         (Column("data sharing (ms)"), lambda run: digits(run.data_sharing_ms)),
         (words("source"), lambda run: run.source),
     ]
@@ -332,21 +422,44 @@ def run_content(result: RunResult) -> TextTable:
     return TextTable.of(f"Run of {result.model}", [result], cells, caption, mark=mark_of)
 
 
+#: Why a collection ended.
+STOPPED = {
+    "done": "all is measured",
+    "budget": "the budget is over",
+    "samples": "as many as wanted",
+    "settled": "accuracy has settled",
+    "battery": "the battery is low",
+}
+
+
 def collect_content(result: CollectResult) -> TextTable:
-    cells: list[Cell[CollectResult]] = [
-        (words("SoC"), lambda collected: collected.soc.name if collected.soc else NOT_RECORDED),
-        (Column("rows"), lambda collected: count(collected.rows)),
-        (Column("failed"), lambda collected: count(collected.failed)),
-        (Column("time (s)"), lambda collected: digits(collected.seconds)),
-        (words("source"), lambda collected: collected.source),
+    """What was written, and the accuracy that is expected of it where it is known."""
+    why = f" ({STOPPED.get(result.stopped, result.stopped)})" if result.stopped else ""
+    caption = [
+        *soc_lines(result.soc),
+        f"{count(result.rows)} rows written in {digits(result.seconds)} s{why}, "
+        f"{count(result.failed)} failed, {count(result.skipped)} there before, "
+        f"{count(result.left)} measurements left, {count(result.again)} measured twice.",
     ]
-    files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
-    caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
-    return TextTable.of("Collected", [result], cells, caption, mark=mark_of)
+    if result.paused_s:
+        caption.append(f"{digits(result.paused_s)} s of pauses to cool down.")
+    expected = result.expected
+    if expected:
+        caption.append(f"Accuracy: what {expected.predictor} reaches on shapes held out.")
+    if result.files:
+        caption.append(f"Files: {', '.join(result.files)}.")
+    soc = result.soc.name if result.soc else NOT_RECORDED
+    rows: list[tuple[Value, ...]] = [(soc, result.rows, result.failed, None, None, None)]
+    rows += [
+        (target.target, target.rows, None, target.acc10, target.acc5, target.mape)
+        for target in (expected.targets if expected else ())
+    ]
+    heads = ("SoC and targets", "rows", "failed", "within 10 % (%)", "within 5 % (%)", "MAPE (%)")
+    return TextTable.plain("Collected", heads, rows, [*caption, *warnings([result.source])])
 
 
 def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
-    """What a table was made on; on one CPU, what the table can not tell."""
+    """The SoC of a table, with the caveat of a divided CPU."""
     if soc is None:
         return (f"SoC: {NOT_RECORDED}.",)
     about = soc.description.strip().rstrip(".")
@@ -365,17 +478,16 @@ def _side(kind: str, side: ProcessorSummary) -> str:
 
 
 def mark(sources: Sequence[str]) -> str:
-    """Those of some sources that stand for numbers not measured for this report."""
+    """Names of the unmeasured sources among some, as text."""
     return listed([source for source in sources if source in UNMEASURED])
 
 
 def mark_of(measured: Any) -> str:
-    """The same of what has one source."""
+    """The source of a result if codl did not measure it, as text."""
     return mark([measured.source])
 
 
 def warnings(sources: Sequence[str]) -> tuple[str, ...]:
-    """What a reader must know of sources that are no measurement of this run."""
     return tuple(text for source, text in WARNINGS.items() if source in sources)
 
 
@@ -389,28 +501,33 @@ def comparison_content(result: EvalResult) -> TextTable:
         *(Column(f"`{name}`") for name in names),
         *(Column(f"speedup of `{name}`") for name in planned),
     )
-    rows = tuple(
-        TextRow(_comparison_cells(result, model, names, planned)) for model in result.models
-    )
+    rows, failed = [], []
+    for model in result.models:
+        of = {row.strategy: row for row in result.of(model)}
+        levels = {n: digits(row.latency_ms.level) for n, row in of.items() if row.latency_ms}
+        failed += [row for row in of.values() if row.latency_ms is None]
+        cells = [levels.get(name, "failed" if name in of else NONE) for name in names]
+        speedups = [digits(result.speedup(of[name]) if name in of else None) for name in planned]
+        rows.append(TextRow((stem(model), *cells, *speedups)))
+    ideal = "`ideal` is computed: the best measured split of every op, without data sharing."
     caption = (
         f"Milliseconds, all of a model in one run, in turns. {LATENCY} Speedups are over the "
         "faster of `cpu` and `gpu`.",
-        *_ideal_note(names),
+        *([ideal] if IDEAL in names else []),
         *_accuracy_note(result.rows),
         *same_notes(result),
         *peer_notes(result),
-        *cold_notes(result),
         *machine_notes(result),
-        *_failures(result.rows),
+        *(f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed),
         *soc_lines(result.soc),
         *warnings([row.source for row in result.rows]),
         *origin_lines(result),
     )
-    return TextTable(f"Latency on {result.soc.name}", columns, (TextSection("", rows),), caption)
+    title, section = f"Latency on {result.soc.name}", TextSection("", tuple(rows))
+    return TextTable(title, columns, (section,), caption)
 
 
 def plans_content(result: SearchesResult) -> TextTable:
-    """A row per model that was searched."""
     cells: list[Cell[Any]] = [
         (words("model"), lambda plan: plan.model),
         (words("strategy"), lambda plan: plan.strategy),
@@ -429,31 +546,8 @@ def plans_content(result: SearchesResult) -> TextTable:
     )
 
 
-def _comparison_cells(
-    result: EvalResult, model: str, names: Sequence[str], planned: Sequence[str]
-) -> tuple[str, ...]:
-    rows = {row.strategy: row for row in result.of(model)}
-    return (
-        model,
-        *(_latency(rows.get(name)) for name in names),
-        *(digits(result.speedup(rows[name]) if name in rows else None) for name in planned),
-    )
-
-
-def _latency(row: EvalRow | None) -> str:
-    if row is None:
-        return NONE
-    return digits(row.latency_ms.level) if row.latency_ms else "failed"
-
-
-def _ideal_note(names: Sequence[str]) -> tuple[str, ...]:
-    if IDEAL not in names:
-        return ()
-    return ("`ideal` is computed: the best measured split of every op, without data sharing.",)
-
-
 def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
-    """The worst output of all, against ONNX Runtime."""
+    """The worst output of all rows, against ONNX Runtime."""
     cosines = [row.cosine for row in rows if row.cosine is not None]
     errors = [row.max_rel_err for row in rows if row.max_rel_err is not None]
     if not cosines or not errors:
@@ -464,31 +558,40 @@ def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     )
 
 
-def _failures(rows: Sequence[EvalRow]) -> list[str]:
-    failed = [row for row in rows if row.latency_ms is None]
-    return [f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed]
-
-
 def bundles_content(results: Sequence[PackageResult]) -> TextTable:
-    """Bundles: their size, and the start of a new process from them."""
-    cells: list[Cell[PackageResult]] = [
-        (words("model"), lambda result: result.model),
-        (words("SoC"), lambda result: result.soc.name),
-        (Column("bundle (MB)"), lambda result: digits(result.bytes / 1e6)),
-        (Column("start (ms)"), lambda result: digits(result.cold_start_ms)),
-        (Column("imports"), lambda result: digits(result.import_ms)),
-        (Column("loading"), lambda result: digits(result.load_ms)),
-        (Column("first inference"), lambda result: digits(result.first_run_ms)),
-    ]
+    rows = [
+        (own.model, own.soc.name, own.bytes / 1e6, own.cold_start_ms, own.import_ms, own.load_ms,
+         own.first_run_ms)
+        for own in results
+    ]  # fmt: skip
+    heads = ("model", "SoC", "bundle (MB)", "start (ms)", "imports", "loading", "first inference")
     caption = ["Milliseconds from the start of a process to its first output, and its parts."]
     caption += [line for result in results for line in origin_lines(result)]
-    return TextTable.of("Bundles", results, cells, caption)
+    return TextTable.plain("Bundles", heads, rows, caption)
 
 
 def origin_lines(origin: ResultFile) -> tuple[str, ...]:
-    """Which file a table is of, and which codl made that when."""
     parts = (origin.codl, origin.commit and f"commit {origin.commit}", origin.created)
-    return (f"`{origin.file}`: codl {', '.join(filter(None, parts))}.",)
+    known = ", ".join(filter(None, parts))
+    return (f"`{origin.file}`: codl {known}.",) if known else ()
+
+
+def bench_content(result: BenchResult) -> TextTable:
+    """A row per kernel variant that ran, or that refuses an op."""
+    cells: list[Cell[BenchedKernel | RefusedKernel]] = [
+        (words("variant"), lambda kernel: kernel.variant),
+        (words("processor"), lambda kernel: kernel.processor),
+        (Column("latency (ms)"), lambda kernel: digits(kernel.latency_ms)),
+        (Column("p80 (ms)", spare=1), lambda kernel: digits(kernel.p80_ms or None)),
+        (Column("GFLOP/s"), lambda kernel: digits(kernel.gflops)),
+    ]
+    by_op: dict[str, list[BenchedKernel | RefusedKernel]] = {}
+    for kernel in (*result.ops, *result.refused):
+        by_op.setdefault(kernel.op, []).append(kernel)
+    caption = (*soc_lines(result.soc), *warnings([result.source]))
+    if result.elsewhere:
+        caption += (f"{result.elsewhere} more are for other SoCs: --every lists them.",)
+    return TextTable.of("Kernels", by_op, cells, caption, failure=lambda kernel: kernel.reason)
 
 
 def validation_content(result: ValidateResult) -> TextTable:
@@ -498,14 +601,14 @@ def validation_content(result: ValidateResult) -> TextTable:
         (words("processor"), lambda op: op.processor),
         (words("variant"), lambda op: op.variant),
         (
-            words("stored"),
+            words("stored", spare=2),
             lambda op: f"{op.layout} {op.precision.get('stored', '')}".strip() or NONE,
         ),
         (words("verdict"), lambda op: f"{op.verdict}: {op.reason}" if op.reason else op.verdict),
         (Column("cosine"), lambda op: nearness(op.cosine)),
-        (Column("error"), lambda op: digits(op.max_rel_err)),
-        (Column("so far"), lambda op: digits(op.accumulated_max_rel_err)),
-        (words("why there"), lambda op: op.placed or NONE),
+        (Column("error", spare=4), lambda op: digits(op.max_rel_err)),
+        (Column("so far", spare=3), lambda op: digits(op.accumulated_max_rel_err)),
+        (words("why there", spare=1), lambda op: op.placed or NONE),
     ]
     caption = (
         "Error: the largest difference over the largest value, of the op alone on the reference's "
@@ -518,45 +621,9 @@ def validation_content(result: ValidateResult) -> TextTable:
 
 
 def validation_findings(result: ValidateResult) -> tuple[str, ...]:
-    """What it came to, and what runs instead."""
-    return (result.diagnosis, *(f"Fallback: {fallback}" for fallback in result.fallback))
-
-
-def validations_content(results: Sequence[ValidationsResult]) -> TextTable:
-    """Many models on several devices: a line for each model on each."""
-    cells: list[Cell[ValidatedModel]] = [
-        (words("model"), lambda row: row.model),
-        (
-            words("on"),
-            lambda row: "cpu" if row.processor == "cpu" else f"{row.processor}, {row.stored}",
-        ),
-        (Column("parts of ops"), lambda row: count(row.parts)),
-        (Column("variants"), lambda row: count(row.variants)),
-        (Column("not ok"), lambda row: count(len(row.wrong) + row.left)),
-        (Column("lowest cosine", group="of one op"), lambda row: nearness(row.op_cosine)),
-        (Column("error of its limit", group="of one op"), lambda row: digits(row.op_err)),
-        (Column("cosine", group="outputs"), lambda row: nearness(row.cosine)),
-        (Column("error", group="outputs"), lambda row: digits(row.max_rel_err)),
-    ]
-    rows = {_device(result): result.rows for result in results}
-    caption = (
-        "Error of its limit: the largest error of an op over what is rounding in its variant, so "
-        "below 1 where all are ok.",
-        *(line for result in results for line in _wrong(result)),
-        *(line for result in results for line in origin_lines(result)),
+    """The closeness of the outputs, the diagnosis, and the fallbacks."""
+    outputs = (
+        f"Outputs beside those of {result.reference}: cosine {nearness(result.cosine)}, "
+        f"max_rel_err {digits(result.max_rel_err)}. {result.diagnosis}"
     )
-    return TextTable.of("Validated models", rows, cells, caption, failure=lambda row: row.reason)
-
-
-def _device(result: ValidationsResult) -> str:
-    """By its platform, where that is known: a CPU has several."""
-    platform = result.environment.platform if result.environment else ""
-    return f"{platform or result.gpu}, {result.driver}"
-
-
-def _wrong(result: ValidationsResult) -> list[str]:
-    return [
-        f"Not ok in {row.model} on {_device(result)}: {', '.join(row.wrong)}."
-        for row in result.rows
-        if row.wrong
-    ]
+    return (outputs, *(f"Fallback: {fallback}" for fallback in result.fallback))

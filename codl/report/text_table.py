@@ -1,106 +1,36 @@
-"""Tables for the terminal, HTML and Markdown: numbers become text here and nowhere else."""
+"""Tables for the terminal, HTML and Markdown, and the only conversion of numbers to text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import floor, log10
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import rich.table
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.text import Text
 
-#: Letters between two columns, and those beside the outer ones that are none of theirs.
-BETWEEN, OUTER = 3, 1
-#: Cells are measured as in a terminal of this width in letters.
-ENDLESS = 10_000
-
-
-class Table(rich.table.Table):
-    """A table with columns that go, the first of them first, where not all words have room.
-
-    `spare` are the headers of those columns; the caption says which are gone. Only where even that
-    is not enough are words broken, the longest first and none of the header, and nothing is lost.
-    """
-
-    def __init__(self, *headers: str, spare: Sequence[str] = (), **how: Any) -> None:
-        super().__init__(*headers, **how)
-        self.spare = tuple(spare)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.update(max_width=ENDLESS)
-        columns, gone = list(self.columns), []
-        for header in self.spare:
-            least = sum(_measured(console, wide, column).minimum for column in columns)
-            if least <= _room(columns, options):
-                break
-            gone += [header for column in columns if str(column.header) == header]
-            columns = [column for column in columns if str(column.header) != header]
-        shown = copy(self)
-        widths = _widths(console, wide, columns, _room(columns, options))
-        shown.columns = [
-            replace(column, _index=at, width=width, overflow="fold")
-            for at, (column, width) in enumerate(zip(columns, widths, strict=True))
-        ]
-        if gone:
-            shown.caption = _caption(self.caption, gone)
-        yield from rich.table.Table.__rich_console__(shown, console, options)
-
-
-def _caption(caption: Any, gone: Sequence[str]) -> str:
-    names = ", ".join(" ".join(header.split()) for header in gone)
-    line = f"Hidden columns: {names} (widen the terminal or use --json)."
-    return f"{caption}\n{line}" if caption else line
-
-
-def _room(columns: Sequence[rich.table.Column], options: ConsoleOptions) -> int:
-    return options.max_width - BETWEEN * len(columns) - OUTER
-
-
-def _measured(console: Console, options: ConsoleOptions, column: rich.table.Column) -> Measurement:
-    sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
-    longest = max(size.maximum for size in sizes)
-    return Measurement(longest if column.no_wrap else max(s.minimum for s in sizes), longest)
-
-
-def _widths(
-    console: Console, options: ConsoleOptions, columns: Sequence[rich.table.Column], room: int
-) -> list[int]:
-    """What columns get: their longest lines, else words, else headers, as far as there is room."""
-    sizes = [_measured(console, options, column) for column in columns]
-    headers = [Measurement.get(console, options, column.header).minimum for column in columns]
-    widths = [max(1, width) for width in headers]
-    for wanted in ([s.minimum for s in sizes], [s.maximum for s in sizes]):
-        limit = max(wanted, default=0)
-        while limit and sum(_up_to(limit, widths, wanted)) > room:
-            limit -= 1
-        widths = _up_to(limit, widths, wanted)
-    return widths
-
-
-def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """What is wanted but no more than a limit, and no less than what it has."""
-    return [max(width, min(most, limit)) for width, most in zip(widths, wanted, strict=True)]
-
-
 NONE = "\N{EN DASH}"
-#: Tables of more rows are folded on a page.
+#: Letters between two columns, and the outer border.
+BETWEEN, OUTER = 3, 1
+#: Pages fold tables with more rows.
 FOLDED = 40
 T = TypeVar("T")
+#: The value of a cell: words, a whole number, or a number of three digits.
+Value: TypeAlias = str | float | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A header with its unit. Neighbours of one `group` stand under a common header.
+    """A header with its unit. Neighbours of one `group` share a header above.
 
-    A terminal too narrow for all has none of the column of the lowest `spare`, but for 0.
+    A narrow terminal drops columns with the lowest `spare` first; 0 is never dropped.
     """
 
     header: str
@@ -109,15 +39,15 @@ class Column:
     spare: int = 0
 
 
-#: A column of words, not of numbers.
+#: A column of words instead of numbers.
 words = partial(Column, numeric=False)
-#: A column, and what stands in it for a value that has a row.
+#: A column, and the function that makes its cell of a value.
 Cell: TypeAlias = tuple[Column, Callable[[T], str]]
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """Cells, the first of which names the row; a failed row has nothing but that and a reason.
+    """Cells, the first with the row's name; a failed row has only a name and a reason.
 
     `mark` is the source of numbers that were not measured for this report, else empty.
     """
@@ -129,7 +59,7 @@ class TextRow:
 
 @dataclass(frozen=True)
 class TextSection:
-    """Rows that belong together; the heading may be empty."""
+    """A group of rows; the heading may be empty."""
 
     heading: str
     rows: tuple[TextRow, ...]
@@ -137,9 +67,10 @@ class TextSection:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table; `caption` holds the sentences that must be read with it.
+    """A table; `caption` has sentences that qualify its numbers.
 
-    `by` is what headings of sections are of: the header that they have in documents.
+    `by` is the column header of section headings in documents. A terminal that is too narrow for
+    all words drops `spare` columns, then words break, the longest first, but not those of headers.
     """
 
     title: str
@@ -159,9 +90,9 @@ class TextTable:
         mark: Callable[[T], str] = lambda _: "",
         failure: Callable[[T], str] = lambda _: "",
     ) -> TextTable:
-        """A row for every value, in sections where values are by heading.
+        """A table with a row per value, in sections if values are given by heading.
 
-        `failure` says why a value has no more than its first cell.
+        `failure` returns why a value's other cells are missing.
         """
 
         def row(value: T) -> TextRow:
@@ -176,13 +107,44 @@ class TextTable:
         )
         return cls(title, tuple(column for column, _ in cells), tuple(sections), tuple(caption))
 
+    @classmethod
+    def plain(
+        cls,
+        title: str,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[Value]] | Mapping[str, Iterable[Sequence[Value]]],
+        caption: Iterable[str] = (),
+        *,
+        spare: Sequence[str] = (),
+    ) -> TextTable:
+        """A table of values, in sections if they are given by heading.
+
+        `spare` are the headers of columns that a narrow terminal drops, the first one first.
+        """
+        by_heading = rows if isinstance(rows, Mapping) else {"": rows}
+        lines = {heading: list(values) for heading, values in by_heading.items()}
+
+        def column(at: int, header: str) -> Column:
+            values = [row[at] for section in lines.values() for row in section]
+            known = [value for value in values if value not in (None, "")]
+            is_numeric = bool(known) and not any(isinstance(value, str) for value in known)
+            rank = 1 + spare.index(header) if header in spare else 0
+            return Column(header, numeric=is_numeric, spare=rank)
+
+        sections = (
+            TextSection(heading, tuple(TextRow(tuple(map(cell_text, row))) for row in section))
+            for heading, section in lines.items()
+        )
+        columns = tuple(column(at, header) for at, header in enumerate(headers))
+        return cls(title, columns, tuple(sections), tuple(caption))
+
     @property
     def is_long(self) -> bool:
-        """Whether a page folds it."""
+        """True where a page folds the table."""
         return sum(len(section.rows) for section in self.sections) > FOLDED
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
-        """Runs of columns under a common header, and those under none one by one."""
+        """Neighbouring columns by common header; each column without one is alone."""
         groups: list[tuple[str, tuple[Column, ...]]] = []
         for group, run in groupby(self.columns, key=lambda column: column.group):
             columns = tuple(run)
@@ -190,48 +152,77 @@ class TextTable:
         return groups
 
     def failures(self) -> Iterator[str]:
-        """A sentence for every failed row: a terminal's columns are too narrow for a reason."""
+        """A sentence per failed row, because terminal columns are too narrow for reasons."""
         for section in self.sections:
             for row in section.rows:
                 if row.failure:
                     of = f" on {section.heading}" if section.heading else ""
                     yield f"{row.cells[0]}{of} failed: {row.failure}"
 
-    def to_rich(self) -> Table:
-        """For the terminal. Text is never read as markup."""
-        lines = "\n".join([*self.failures(), *self.caption])
-        spare = sorted((c for c in self.columns if c.spare), key=lambda column: column.spare)
-        table = Table(
-            spare=[_with_group(column, "\n") for column in spare],
-            title=Text(self.title),
-            caption=Text(lines),
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = dict(enumerate(self.columns))
+        dropped: list[str] = []
+        for column in sorted((c for c in self.columns if c.spare), key=lambda c: c.spare):
+            room = options.max_width - BETWEEN * len(columns) - OUTER
+            if sum(max(map(cell_len, self._cells(at, words=True))) for at in columns) <= room:
+                break
+            columns = {at: other for at, other in columns.items() if other is not column}
+            dropped.append(" ".join(_with_group(column, " ").split()))
+        notes = [*self.failures(), *self.caption]
+        if dropped:
+            names = ", ".join(dropped)
+            notes.append(f"Hidden columns: {names} (widen the terminal or use --json).")
+        table = rich.table.Table(
+            title=Text(self.title) if self.title else None,
+            caption=Text("\n".join(notes)) if notes else None,
             title_justify="left",
             caption_justify="left",
         )
-        for column in self.columns:
+        room = options.max_width - BETWEEN * len(columns) - OUTER
+        for (_, column), width in zip(columns.items(), self._widths(columns, room), strict=True):
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
             header = Text(_with_group(column, "\n"))
-            table.add_column(header, justify=justify)
+            table.add_column(header, justify=justify, width=width, overflow="fold")
         for section in self.sections:
             if section.heading:
                 table.add_row(Text(section.heading, style="bold"))
             for row in section.rows:
-                table.add_row(*_rich_cells(row))
+                cells = _rich_cells(row)
+                table.add_row(*(cells[at] for at in columns if at < len(cells)))
             table.add_section()
-        return table
+        yield table
+
+    def _cells(self, at: int, *, words: bool) -> list[str]:
+        """The words or the lines of a column, with those of its header."""
+        texts = [_with_group(self.columns[at], "\n")]
+        for section in self.sections:
+            texts += [section.heading] if at == 0 else []
+            texts += [str(cells[at]) for cells in map(_rich_cells, section.rows) if at < len(cells)]
+        return [part for text in texts for part in (text.split() if words else text.splitlines())]
+
+    def _widths(self, columns: Iterable[int], room: int) -> list[int]:
+        """Widths of columns: their longest lines, else their words, else their headers, as fit."""
+        headers = (_with_group(self.columns[at], "\n").split() for at in columns)
+        widths = [max(map(cell_len, words), default=1) for words in headers]
+        for is_words in (True, False):
+            wanted = [
+                max(map(cell_len, self._cells(at, words=is_words)), default=1) for at in columns
+            ]
+            limit = max(wanted, default=0)
+            while limit and sum(_up_to(limit, widths, wanted)) > room:
+                limit -= 1
+            widths = _up_to(limit, widths, wanted)
+        return widths
 
     def to_markdown(self) -> str:
-        """For documents: a pipe table, and under it what must be read with it.
-
-        The heading of a section, where there are any, is a first column.
-        """
+        """A pipe table with its caption; headings of sections, if any, are the first column."""
         has_headings = any(section.heading for section in self.sections)
         headers = [_with_group(column, " ") for column in self.columns]
         rules = ["---:" if column.numeric else "---" for column in self.columns]
         lines = [headers, rules]
         lines += [_plain_cells(row, len(headers)) for s in self.sections for row in s.rows]
         if has_headings:
-            # Once for its rows, as people write tables.
+            # A heading appears once for its rows.
             headings = [
                 "" if at else section.heading
                 for section in self.sections
@@ -246,6 +237,18 @@ class TextTable:
         return "\n".join([*table, *(["", *wrapped] if notes else [])])
 
 
+def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Wanted widths, capped by a limit, but at least the given widths."""
+    return [max(width, min(most, limit)) for width, most in zip(widths, wanted, strict=True)]
+
+
+def cell_text(value: Value) -> str:
+    """A value as a cell: three significant digits, or a whole number as it is."""
+    if isinstance(value, str):
+        return value or NONE
+    return count(value) if isinstance(value, int) else digits(value)
+
+
 def _with_group(column: Column, between: str) -> str:
     return f"{column.group}{between}{column.header}" if column.group else column.header
 
@@ -256,7 +259,7 @@ def _plain_cells(row: TextRow, count: int) -> list[str]:
 
 
 def _in_markdown(cell: str) -> str:
-    """A cell in which no character ends the cell or the row."""
+    """A cell with the characters escaped that would end the cell or the row."""
     return cell.replace("|", "\\|").replace("\n", "<br>")
 
 
@@ -280,12 +283,12 @@ def digits(value: float | None, *, percent: bool = False) -> str:
 
 
 def nearness(cosine: float | None) -> str:
-    """A cosine to six decimals: three digits would show most wrong results as 1.00."""
+    """A cosine to six decimals, because three digits show most wrong results as 1.00."""
     return NONE if cosine is None else f"{cosine:.6f}"
 
 
 def count(value: int | None) -> str:
-    """A whole number, exact, with its thousands apart."""
+    """An exact whole number with separated thousands."""
     return NONE if value is None else f"{value:,}"
 
 
@@ -300,11 +303,11 @@ def stem(model: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, each once."""
+    """The distinct names, as a sentence lists them."""
     return ", ".join(dict.fromkeys(names))
 
 
 def listed_in_short(names: Sequence[str], most: int = 6) -> str:
-    """The first names in a sentence, and how many others there are."""
+    """The first names, and the number of other names, as a sentence lists them."""
     others = len(names) - most
     return listed(names if others <= 1 else [*names[:most], f"and {others} others"])

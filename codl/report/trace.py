@@ -14,24 +14,24 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, T
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from codl import files
-from codl.evaluation.run_report import Recording
-from codl.ir.executable import Access, Executable, GpuOp, Net, OnnxNet, Relayout, Step, Transfer
+from codl.ir.executable import Access, Executable, GpuOp, Relayout, Step, Transfer
 from codl.ir.plan import Plan
+from codl.ir.records.results import SpanKind
 from codl.plan.price import PlacedSpan
-from codl.records.results import SpanKind
+from codl.report.recording import Recording
 
-#: What a slice shows beside its name.
+#: Notes that a slice shows besides its name.
 Notes: TypeAlias = "Mapping[str, str | float | Sequence[str]]"
-#: Milliseconds by the net or the step, and the kind, of spans.
+#: Milliseconds of spans by net, step and kind.
 Totals: TypeAlias = "Mapping[tuple[int | None, int | None, SpanKind], float]"
-#: A trace begins here, and every packet is of one sequence.
+#: The timestamp at which traces begin, and the packets' only sequence number.
 BEGIN_NS, SEQUENCE = 1_000_000, 1
-#: Tracks of an inference from the top.
+#: Tracks of an inference from top to bottom.
 COMPUTING, QUEUE, TRANSFERS, WAITS = "CPU", "GPU queue", "transfers", "waits"
 TRACKS = (COMPUTING, QUEUE, TRANSFERS, WAITS)
 #: The category of slices around a processor's shard of a chain.
 CHAIN = "chain"
-#: Kinds of the CPU's spans by track; all of the GPU's are in its queue.
+#: Tracks of the CPU's spans by kind; all spans of the GPU are in its queue.
 OF_CPU: Mapping[SpanKind, str] = {
     "net": COMPUTING,
     "layer": COMPUTING,
@@ -40,15 +40,15 @@ OF_CPU: Mapping[SpanKind, str] = {
     "unmap": TRANSFERS,
     "sync": WAITS,
 }
-#: Kinds that wait for memory or for data: these begin before the data are there.
+#: Kinds of spans that wait for memory or data, and so begin before the data exist.
 WAITING: tuple[SpanKind, ...] = ("map", "sync")
 
 
 @dataclass
 class Slice:
-    """What took from `start_ns` to `end_ns`; an instant where both are equal and it `is_instant`.
+    """A slice from `start_ns` to `end_ns`; with `is_instant` and equal ends, an instant.
 
-    Flows go through it, and those of `ending` end in it.
+    Flows of `flows` pass through it; flows of `ending` end in it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Slice:
 
 
 class TrackSummary(NamedTuple):
-    """A track of a trace: how many slices it has, and the milliseconds of these."""
+    """A track of a trace: the number of its slices, and their total milliseconds."""
 
     process: str
     track: str
@@ -73,8 +73,6 @@ class TrackSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenTrace:
-    """The file of a trace, and what is in it."""
-
     path: Path
     bytes: int
     tracks: tuple[TrackSummary, ...]
@@ -85,8 +83,8 @@ class WrittenTrace:
 def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> WrittenTrace:
     """Write a recording as a Perfetto trace.
 
-    Processes are called by the `title`; `source` says what predictions rest on. Raises `CodlError`
-    where the file cannot be written. A crash leaves no half of it.
+    `title` names its processes; `source` is the source of its predictions. Raises `CodlError` where
+    the file cannot be written. A crash leaves no partial file.
     """
     packets, tracks, flows = _Packets(), [], count(1)
     measured = [lanes_of(recording, run.spans, run.at_ms, flows) for run in recording.inferences]
@@ -112,7 +110,7 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
 
 
 def _apart(recording: Recording) -> Iterator[float]:
-    """When predicted inferences begin: with measured ones, but not before the last is over."""
+    """Start times of predicted inferences: with measured ones, unless they would overlap."""
     done_ms = 0.0
     if not recording.predicted:
         return
@@ -140,8 +138,12 @@ def lanes_of(
 ) -> dict[str, list[Slice]]:
     """The slices of one inference that began at `at_ms`, by track."""
     executable, plan = recording.executable, recording.plan
-    notes = _NoteMaker(executable, plan, _others_ms(recording, is_predicted), is_predicted)
-    pieces = [(placed, _slice(placed, at_ms, notes)) for placed in spans]
+    others_ms = _others_ms(recording, is_predicted)
+    pieces = []
+    for placed in spans:
+        span, notes = placed.span, _notes(executable, plan, placed, others_ms, is_predicted)
+        start, end = (BEGIN_NS + round(1e6 * (at_ms + ms)) for ms in (span.start_ms, span.end_ms))
+        pieces.append((placed, Slice(span.label, span.kind, start, end, notes)))
     lanes: dict[str, list[Slice]] = {track: [] for track in TRACKS}
     for track in TRACKS:
         lane = [
@@ -159,17 +161,8 @@ def lanes_of(
     return lanes
 
 
-def _slice(placed: PlacedSpan, at_ms: float, notes: _NoteMaker) -> Slice:
-    span = placed.span
-    start, end = (BEGIN_NS + round(1e6 * (at_ms + ms)) for ms in (span.start_ms, span.end_ms))
-    return Slice(span.label, span.kind, start, end, notes.of(placed))
-
-
 def _nest(lane: Sequence[tuple[PlacedSpan, Slice]]) -> None:
-    """Put layers into their nets; nothing begins before what is above it on its track is over.
-
-    Clocks of two kinds differ by microseconds at most, and so do spans that should not overlap.
-    """
+    """Nest layers in their nets, and separate slices that overlap by the clocks' difference."""
     done, net = BEGIN_NS, None
     for placed, piece in lane:
         if placed.span.kind == "layer" and net is not None:
@@ -184,29 +177,20 @@ def _nest(lane: Sequence[tuple[PlacedSpan, Slice]]) -> None:
 
 
 def _chain(executable: Executable, plan: Plan, stage: int, inner: list[Slice]) -> Slice:
-    """A processor's shard of a chain around what it is made of."""
+    """The slice of a processor's shard of a chain, around its inner slices."""
     label = executable.stages[stage].label
     chain = next((chain for chain in plan.chains if chain.label == label), None)
     if chain is None:
         return Slice(label, CHAIN, inner[0].start_ns, inner[-1].end_ns, inner=inner)
     name = f"{label}  {chain.dim} {chain.gpu_ratio:.2f}"
-    notes: Notes = {
-        "dimension": chain.dim,
-        "GPU ratio": chain.gpu_ratio,
-        "ops": chain.ops,
-    }
+    notes: Notes = {"dimension": chain.dim, "GPU ratio": chain.gpu_ratio, "ops": chain.ops}
     return Slice(name, CHAIN, inner[0].start_ns, inner[-1].end_ns, notes, inner)
-
-
-# Flows.
 
 
 def _draw_flows(
     executable: Executable, pieces: Sequence[tuple[PlacedSpan, Slice]], flows: Iterator[int]
 ) -> None:
-    """A flow for every transfer: from what makes the tensor, through all that moves it, to what
-    reads it, as far as there are such.
-    """
+    """Draw a flow per transfer, from the maker of the tensor through its moves to its reader."""
     by_step: dict[int, list[int]] = defaultdict(list)
     for at, (placed, _) in enumerate(pieces):
         if placed.step is not None and isinstance(executable.steps[placed.step], Transfer):
@@ -219,17 +203,19 @@ def _draw_flows(
         makers = [
             (placed, piece)
             for placed, piece in pieces[: way[0]]
-            if placed.span.processor == source and tensor in _made(executable, placed)
+            if placed.span.processor == source
+            and tensor in _tensors(executable, placed, written=True)
         ]
         moves = [pieces[at] for at in way if pieces[at][0].span.kind not in WAITING]
         readers = [
             (placed, piece)
             for placed, piece in pieces[way[-1] :]
-            if placed.span.processor == target and tensor in _read(executable, placed)
+            if placed.span.processor == target
+            and tensor in _tensors(executable, placed, written=False)
         ]
         path = [*makers[-1:], *moves, *readers[:1]]
         waits = [pieces[at] for at in way if pieces[at][0].span.kind == "sync"]
-        if waits and not readers and moves[-1:] == path[-1:]:  # nothing reads it but the caller
+        if waits and not readers and moves[-1:] == path[-1:]:  # only the engine's caller reads it
             path += [(placed, _arrival(wait)) for placed, wait in waits[-1:]]
         if len({placed.span.processor for placed, _ in path}) == 2:
             flow = next(flows)
@@ -239,57 +225,30 @@ def _draw_flows(
 
 
 def _arrival(wait: Slice) -> Slice:
-    """An instant at the end of a wait."""
     name = f"arrived: {wait.name}"
     wait.inner.append(Slice(name, "arrived", wait.end_ns, wait.end_ns, is_instant=True))
     return wait.inner[-1]
 
 
-def _made(executable: Executable, placed: PlacedSpan) -> set[str]:
-    """The tensors that a span computes."""
+def _tensors(executable: Executable, placed: PlacedSpan, *, written: bool) -> set[str]:
+    """Names of the tensors that a span computes, or reads."""
+    step, accesses = _step(executable, placed), list[Access]()
     if placed.net is not None:
-        return _named(executable, _outputs(executable.nets[placed.net]))
-    step = _step(executable, placed)
-    if isinstance(step, GpuOp):
-        return _named(executable, [step.writes])
-    return _named(executable, [step.target]) if isinstance(step, Relayout) else set()
-
-
-def _read(executable: Executable, placed: PlacedSpan) -> set[str]:
-    """The tensors that a span computes with."""
-    if placed.net is not None:
-        return _named(executable, _inputs(executable.nets[placed.net]))
-    step = _step(executable, placed)
-    if isinstance(step, GpuOp):
-        return _named(executable, step.reads)
-    return _named(executable, [step.source]) if isinstance(step, Relayout) else set()
+        net = executable.nets[placed.net]
+        accesses = [*(net.writes if written else net.reads)]
+    elif isinstance(step, GpuOp):
+        accesses = [step.writes] if written else [*step.reads]
+    elif isinstance(step, Relayout):
+        accesses = [step.target if written else step.source]
+    return {executable.tensors[access.tensor].name for access in accesses}
 
 
 def _step(executable: Executable, placed: PlacedSpan) -> Step | None:
     return None if placed.step is None else executable.steps[placed.step]
 
 
-def _named(executable: Executable, accesses: Iterable[Access]) -> set[str]:
-    return {executable.tensors[access.tensor].name for access in accesses}
-
-
-def _inputs(net: Net) -> list[Access]:
-    if isinstance(net, OnnxNet):
-        return [binding.access for binding in net.inputs]
-    return [access for _, access in net.inputs]
-
-
-def _outputs(net: Net) -> list[Access]:
-    if isinstance(net, OnnxNet):
-        return [binding.access for binding in net.outputs]
-    return [access for _, access in net.outputs]
-
-
-# Notes.
-
-
 def _others_ms(recording: Recording, is_predicted: bool) -> Totals:
-    """What was predicted of measured spans; of predicted ones, what was measured in the mean."""
+    """Totals of the other process: the predictions, or the means of measured inferences."""
     if not is_predicted:
         return _totals(recording.predicted)
     runs = [_totals(run.spans) for run in recording.inferences]
@@ -303,58 +262,39 @@ def _totals(spans: Iterable[PlacedSpan]) -> Totals:
     return totals
 
 
-@dataclass(frozen=True)
-class _NoteMaker:
-    """Makes the notes of spans; `others_ms` are of the other process."""
-
-    executable: Executable
-    plan: Plan
-    others_ms: Totals
-    is_predicted: bool
-
-    def of(self, placed: PlacedSpan) -> Notes:
-        notes: dict[str, str | float | Sequence[str]] = {}
-        key = (placed.net, placed.step, placed.span.kind)
-        here, there = ("predicted", "measured") if self.is_predicted else ("measured", "predicted")
-        notes[f"{here} (ms)"] = placed.span.ms
-        if placed.span.kind != "layer" and key in self.others_ms:
-            notes[f"{there} (ms)"] = self.others_ms[key]
-        label = self.executable.stages[placed.stage].label
-        for chain in self.plan.chains:
-            if chain.label == label:
-                notes |= {"chain": label, "dimension": chain.dim, "GPU ratio": chain.gpu_ratio}
-        return {**notes, **self._of_work(placed)}
-
-    def _of_work(self, placed: PlacedSpan) -> Notes:
-        if placed.net is not None:
-            net = self.executable.nets[placed.net]
-            return {
-                "ops": [f"{layer.name}: {layer.op}" for layer in net.layers],
-                "variants": list(dict.fromkeys(layer.variant for layer in net.layers)),
-                "library": type(net).__name__.removesuffix("Net"),
-            }
-        step = _step(self.executable, placed)
-        if isinstance(step, GpuOp):
-            ops = zip(step.layers, step.ops, strict=True)
-            tuned = {"tuned": f"{step.choice}"} if step.choice else {}
-            notes = {"ops": [f"{name}: {op}" for name, op in ops], "variant": step.variant}
-            return {**notes, **tuned}
-        if isinstance(step, Transfer | Relayout):
-            source, target = (self.executable.tensors[x.tensor] for x in (step.source, step.target))
-            way = {"way": step.direction} if isinstance(step, Transfer) else {}
-            return {
-                "tensor": source.name,
-                "region": str(step.source.region),
-                "bytes": step.source.region.shape(source.shape).bytes,
-                "storages": f"{source.storage} to {target.storage}",
-                **way,
-            }
-        return {}
+def _notes(
+    executable: Executable, plan: Plan, placed: PlacedSpan, others_ms: Totals, is_predicted: bool
+) -> Notes:
+    """What a slice shows: its time here and in the other process, its chain, and its work."""
+    here, there = ("predicted", "measured") if is_predicted else ("measured", "predicted")
+    notes: dict[str, str | float | Sequence[str]] = {f"{here} (ms)": placed.span.ms}
+    key = (placed.net, placed.step, placed.span.kind)
+    if placed.span.kind != "layer" and key in others_ms:
+        notes[f"{there} (ms)"] = others_ms[key]
+    label = executable.stages[placed.stage].label
+    for chain in plan.chains:
+        if chain.label == label:
+            notes |= {"chain": label, "dimension": chain.dim, "GPU ratio": chain.gpu_ratio}
+    step = _step(executable, placed)
+    if placed.net is not None:
+        net = executable.nets[placed.net]
+        notes["ops"] = [f"{layer.name}: {layer.op}" for layer in net.layers]
+        notes["variants"] = list(dict.fromkeys(layer.variant for layer in net.layers))
+        notes["library"] = type(net).__name__.removesuffix("Net")
+    elif isinstance(step, GpuOp):
+        notes["ops"] = [f"{n}: {op}" for n, op in zip(step.layers, step.ops, strict=True)]
+        notes["variant"] = step.variant
+        notes |= {"tuned": f"{step.choice}"} if step.choice else {}
+    elif isinstance(step, Transfer | Relayout):
+        source, target = (executable.tensors[x.tensor] for x in (step.source, step.target))
+        notes["tensor"], notes["region"] = source.name, str(step.source.region)
+        notes["bytes"] = step.source.region.shape(source.shape).bytes
+        notes["storages"] = f"{source.storage} to {target.storage}"
+        notes |= {"way": step.direction} if isinstance(step, Transfer) else {}
+    return notes
 
 
 class _Packets:
-    """A trace in the making."""
-
     def __init__(self) -> None:
         self._builder, self._uuids, self._pids = TraceProtoBuilder(), count(1), count(1)
 
@@ -369,7 +309,7 @@ class _Packets:
         return int(descriptor.uuid)
 
     def track(self, process: int, name: str, rank: int, *, unit: str = "") -> int:
-        """A track of slices, or a counter where there is a unit."""
+        """Add a track of slices, or a counter if there is a unit; returns its id."""
         descriptor = self._described(name)
         descriptor.parent_uuid, descriptor.sibling_order_rank = process, rank
         if unit:
@@ -384,7 +324,7 @@ class _Packets:
         return packet.track_descriptor
 
     def slices(self, track: int, slices: Sequence[Slice]) -> None:
-        """In order, each with what is inside it."""
+        """Add slices in order, each with its inner slices."""
         for piece in slices:
             kind = TrackEvent.TYPE_INSTANT if piece.is_instant else TrackEvent.TYPE_SLICE_BEGIN
             event = self._event(track, piece.start_ns, kind)
@@ -399,7 +339,7 @@ class _Packets:
                 self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
 
     def counters(self, process: int, recording: Recording) -> tuple[str, ...]:
-        """Their names; one that shows nothing has no track."""
+        """Add counters of sensors with values; returns their names."""
         series: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for reading in recording.readings:
             for name, value in reading.values.items():

@@ -1,73 +1,184 @@
-"""The verdict of an evaluation: models by strategies in one table, and one sentence."""
+"""The verdicts of an evaluation: the best choice for each model, and what is gained."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from pathlib import PurePath
 from statistics import geometric_mean
+from typing import Any
 
-from codl.records.results import EvalRow
+from codl.ir.records.results import EvalRow
+from codl.ir.records.verdicts import Kind, ModelVerdict
 from codl.report.results import IDEAL, SINGLES, UNMEASURED, EvalResult
-from codl.report.text_table import NONE, digits, stem
+from codl.report.text_table import digits, stem
+
+#: Snippets of libraries on all cores, equivalent to `codl.measure.peers`.
+LIBRARIES: Mapping[str, str] = {
+    "ort": """\
+import onnxruntime as ort
+
+options = ort.SessionOptions()
+options.intra_op_num_threads = {threads}
+session = ort.InferenceSession({file!r}, options, providers=["CPUExecutionProvider"])
+outputs = session.run(None, inputs)
+""",
+    "openvino": """\
+import openvino
+
+options = {{"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": {threads},
+           "INFERENCE_PRECISION_HINT": "f32"}}
+core = openvino.Core()
+model = core.compile_model(core.read_model({file!r}), "CPU", options)
+outputs = model(inputs)
+""",
+    "ncnn": """\
+import ncnn  # after `pnnx {file} fp16=0`
+import numpy as np
+
+net = ncnn.Net()
+net.opt.num_threads = {threads}
+net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+net.load_param({stem!r} + ".ncnn.param")
+net.load_model({stem!r} + ".ncnn.bin")
+extractor = net.create_extractor()
+for number, array in enumerate(inputs.values()):
+    extractor.input(f"in{{number}}", ncnn.Mat(np.ascontiguousarray(array[0])).clone())
+_, output = extractor.extract("out0")
+""",
+    "mnn": """\
+import MNN  # after `mnnconvert -f ONNX --modelFile {file} --MNNModel {stem}.mnn`
+import MNN.numpy as mnp
+
+options = {{"backend": "CPU", "numThread": {threads}, "precision": "high"}}
+runtime = MNN.nn.create_runtime_manager((options,))
+net = MNN.nn.load_module_from_file({stem!r} + ".mnn", [], [], runtime_manager=runtime)
+outputs = net.forward([mnp.array(array) for array in inputs.values()])
+""",
+}
+#: Snippet that writes a built-in model to a file for other libraries.
+EXPORT = """\
+import onnx
+from codl.frontend import models
+
+onnx.save(models.load({model!r}).proto, {file!r})
+"""
+
+
+def strategy_snippet(model: str, soc: str, strategy: str, options: Mapping[str, Any]) -> str:
+    """Lines that run a model by a strategy; `options` are further arguments of `codl.compile`."""
+    given = {"soc": soc, "strategy": strategy, **options}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return (
+        f"import codl\n\nengine = codl.compile({model!r}, {arguments})\noutputs = engine(inputs)\n"
+    )
+
+
+def library_snippet(model: str, library: str, threads: int) -> str:
+    """Lines that run a model, written to a file if built-in; "" without known lines."""
+    is_file = model.endswith(".onnx")
+    file = model if is_file else f"{model}.onnx"
+    named = {"model": model, "file": file, "threads": threads}
+    lines = LIBRARIES.get(library, "").format(**named, stem=str(PurePath(file).with_suffix("")))
+    is_written = lines and not is_file
+    return f"{EXPORT.format(**named)}\n{lines}" if is_written else lines
+
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-LIBRARY = "best library"
+#: Outputs with a lower cosine disqualify a strategy, however fast.
+LEAST_COSINE = 0.999
 
 
-@dataclass(frozen=True)
-class VerdictCell:
-    """A latency and how many times as fast it is as the better processor; `marks` are why it is to
-    be read with care. The fastest of its model `is_best`.
-    """
-
-    ms: str = NONE
-    speedup: str = ""
-    name: str = ""
-    is_best: bool = False
-    marks: tuple[str, ...] = ()
-    why: str = ""
+def findings(result: EvalResult) -> tuple[str, ...]:
+    """What to use for each model, and what the best strategy gains; empty without a latency."""
+    if not any(row.latency_ms for row in result.rows):
+        return ()
+    return (*(verdict.sentence for verdict in model_verdicts(result)), _conclusion(result))
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A line a model with a cell for each of the `columns`, and geometric means of speedups."""
-
-    columns: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[VerdictCell, ...]], ...]
-    means: tuple[str, ...]
-    sentence: str
-
-    @classmethod
-    def of(cls, result: EvalResult) -> Verdict | None:
-        """None where no model has a latency."""
-        if not any(row.latency_ms for row in result.rows):
-            return None
-        names = [name for name in _names(result) if name != LIBRARY]
-        peers = any(row.peer for row in result.rows)
-        columns = (*names, *([LIBRARY] if peers else []))
-        lines = tuple(
-            (stem(model), tuple(_cell(result, model, name) for name in columns))
-            for model in result.models
-        )
-        means = tuple(_mean(result, name) for name in columns)
-        return cls(columns, lines, means, _sentence(result))
+def model_verdicts(result: EvalResult) -> tuple[ModelVerdict, ...]:
+    """A recommendation for each model that ran with right outputs."""
+    found = (_model_verdict(result, model) for model in result.models)
+    return tuple(verdict for verdict in found if verdict is not None)
 
 
-def _names(result: EvalResult) -> list[str]:
-    """Strategies in the order of the file, and the libraries as one."""
-    return list(dict.fromkeys(_column(result, row) for row in result.rows))
+def _model_verdict(result: EvalResult, model: str) -> ModelVerdict | None:
+    """A model's fastest strategy or library against the second; measured ones, if any."""
+    rows = [
+        row
+        for row in result.of(model)
+        if row.latency_ms
+        and not row.same_as
+        and row.strategy != IDEAL
+        and (row.cosine is None or row.cosine >= LEAST_COSINE)
+    ]
+    measured = [row for row in rows if row.source not in UNMEASURED]
+    ranked = sorted(measured or rows, key=_level)
+    if not ranked:
+        return None
+    first, *others = ranked
+    named = {"model": model, "soc": result.soc.name, "use": first.strategy, "kind": _kind(first)}
+    what, ms = f"For {stem(model)} on {result.soc.name} use {_description(first)}", _level(first)
+    mark = f", {first.source}" if first.source in UNMEASURED else ""
+    mark += ", on a disturbed machine" if result.doubts(first) else ""
+    known: dict[str, Any] = {
+        **named,
+        "latency_ms": ms,
+        "source": first.source,
+        "snippet": _snippet(result, first),
+    }
+    if not others:
+        text = f"{what}: {digits(ms)} ms{mark}; nothing else ran with right outputs."
+        return ModelVerdict(**known, sentence=text)
+    second, margin = others[0], _level(others[0]) / ms - 1
+    assert first.latency_ms is not None
+    assert second.latency_ms is not None
+    is_clear = first.latency_ms.p80 < second.latency_ms.p20
+    text = (
+        f"{what}: {digits(ms)} ms{mark}; the next, {_description(second)}, takes "
+        f"{digits(_level(second))} ms, {100 * margin:.1f} % longer"
+        f"{'' if is_clear else ', and their spreads overlap'}."
+    )
+    return ModelVerdict(
+        **known,
+        sentence=text,
+        next=second.strategy,
+        next_ms=_level(second),
+        margin=margin,
+        is_clear=is_clear,
+    )
 
 
-def _column(result: EvalResult, row: EvalRow) -> str:
-    """A library that failed on a model says nothing of itself there, but on others."""
-    is_peer = any(other.peer for other in result.rows if other.strategy == row.strategy)
-    return LIBRARY if is_peer else row.strategy
+def _kind(row: EvalRow) -> Kind:
+    if row.peer:
+        return "library"
+    return "processor" if row.strategy in SINGLES else "plan"
 
 
-def row_of(result: EvalResult, model: str, name: str) -> EvalRow | None:
-    """What a column of a model is of; of libraries the fastest."""
-    rows = [row for row in result.of(model) if _column(result, row) == name]
-    ran = [row for row in rows if row.latency_ms]
-    return min(ran, key=_level) if ran else next(iter(rows), None)
+def _description(row: EvalRow) -> str:
+    """A row in words: a library, a single processor, or a strategy's plan."""
+    if row.peer:
+        cores = "core" if row.peer.threads == 1 else "cores"
+        version = f" {row.peer.version}" if row.peer.version else ""
+        return f"{row.strategy}{version} on {row.peer.threads} {cores}"
+    if row.strategy in SINGLES:
+        return f"codl on one processor alone ({row.strategy})"
+    return f"codl's plan ({row.strategy})"
+
+
+def _snippet(result: EvalResult, row: EvalRow) -> str:
+    """The lines of Python that run a row, with the options of its evaluation."""
+    if row.peer:
+        return library_snippet(row.model, row.strategy, row.peer.threads)
+    asked = result.asked
+    given: dict[str, Any] = {"serial": result.serial if result.serial != "local" else None}
+    if asked is not None:
+        given |= {"batch": asked.batch, "precision": asked.precision}
+        given |= {
+            "max_kernel_ms": asked.limits.max_kernel_ms,
+            "gpu_duty": asked.limits.gpu_duty if asked.limits.gpu_duty != 1 else None,
+        }
+    options = {name: value for name, value in given.items() if value}
+    return strategy_snippet(row.model, result.soc.name, row.strategy, options)
 
 
 def _level(row: EvalRow) -> float:
@@ -75,79 +186,45 @@ def _level(row: EvalRow) -> float:
     return row.latency_ms.level
 
 
-def _cell(result: EvalResult, model: str, name: str) -> VerdictCell:
-    row = row_of(result, model, name)
-    if row is None:
-        return VerdictCell()
-    if row.latency_ms is None:
-        return VerdictCell("failed", why=row.reason or "no reason recorded")
-    ran = [other for other in result.of(model) if other.latency_ms and other.strategy != IDEAL]
-    same = [other for other in ran if other.source == row.source]
-    speedup = result.speedup(row)
-    marks = [row.source] if row.source in UNMEASURED else []
-    return VerdictCell(
-        digits(_level(row)),
-        "" if speedup is None else f"{speedup:.2f} {TIMES}",
-        row.strategy if name == LIBRARY else "",
-        bool(same) and row.strategy != IDEAL and _level(row) == min(map(_level, same)),
-        (*marks, *(["doubtful"] if result.doubts(row) else [])),
-        "; ".join(result.doubts(row)),
-    )
+def _row_of(result: EvalResult, model: str, strategy: str) -> EvalRow | None:
+    return next((r for r in result.of(model) if r.strategy == strategy and r.latency_ms), None)
 
 
-def _speedups(result: EvalResult, name: str) -> list[float]:
-    rows = [row_of(result, model, name) for model in result.models]
-    speedups = [result.speedup(row) for row in rows if row and row.latency_ms]
-    return [speedup for speedup in speedups if speedup]
+def _speedups(result: EvalResult, strategy: str) -> list[float]:
+    rows = [_row_of(result, model, strategy) for model in result.models]
+    return [speedup for row in rows if row and (speedup := result.speedup(row))]
 
 
-def _mean(result: EvalResult, name: str) -> str:
-    """Geometric; with the number of models where that is not all."""
-    speedups = _speedups(result, name)
-    if not speedups:
-        return NONE
-    of = (
-        "" if len(speedups) == len(result.models) else f" ({len(speedups)} of {len(result.models)})"
-    )
-    return f"{geometric_mean(speedups):.2f} {TIMES}{of}"
-
-
-def _sentence(result: EvalResult) -> str:
-    """The conclusion, from the figures alone."""
-    planned = [n for n in _names(result) if n not in (*SINGLES, IDEAL, LIBRARY)]
-    whole = [n for n in planned if len(_speedups(result, n)) == len(_ran(result))]
-    if not whole or not _ran(result):
+def _conclusion(result: EvalResult) -> str:
+    """The gain of the best strategy that ran on every model with a processor alone."""
+    alone = {row.model for row in result.rows if row.latency_ms and row.strategy in SINGLES}
+    planned = [
+        row.strategy for row in result.rows if _kind(row) == "plan" and row.strategy != IDEAL
+    ]
+    speedups = {name: _speedups(result, name) for name in dict.fromkeys(planned)}
+    speedups = {name: values for name, values in speedups.items() if len(values) == len(alone)}
+    if not speedups or not alone:
         nothing = "No strategy ran beside a processor alone: there is nothing to compare with."
-        return nothing + _care(result)
-    best = max(whole, key=lambda name: geometric_mean(_speedups(result, name)))
-    speedups = _speedups(result, best)
-    mean = geometric_mean(speedups)
+        return nothing + _caveats(result)
+    best = max(speedups, key=lambda name: geometric_mean(speedups[name]))
+    mean = geometric_mean(speedups[best])
     how = f"{mean:.2f} times as fast as" if mean >= 1 else f"slower ({mean:.2f} {TIMES}) than"
     text = f"{best} is {how} the better processor alone"
-    if len(speedups) > 1:
+    if len(alone) > 1:
         text += (
-            f" in the geometric mean of {len(speedups)} models, from {min(speedups):.2f} to "
-            f"{max(speedups):.2f}"
+            f" in the geometric mean of {len(alone)} models, from {min(speedups[best]):.2f} to "
+            f"{max(speedups[best]):.2f}"
         )
-    return f"{text}{_beside_libraries(result, best)}.{_care(result)}"
-
-
-def _ran(result: EvalResult) -> list[str]:
-    """Models of which a processor alone has a latency."""
-    return [
-        model
-        for model in result.models
-        if any(row.latency_ms for row in result.of(model) if row.strategy in SINGLES)
-    ]
+    return f"{text}{_beside_libraries(result, best)}.{_caveats(result)}"
 
 
 def _beside_libraries(result: EvalResult, best: str) -> str:
-    pairs = [(row_of(result, m, LIBRARY), row_of(result, m, best)) for m in result.models]
-    ratios = [
-        _level(library) / _level(plan)
-        for library, plan in pairs
-        if library and plan and library.latency_ms and plan.latency_ms
-    ]
+    ratios = []
+    for model in result.models:
+        plan = _row_of(result, model, best)
+        libraries = [_level(row) for row in result.of(model) if row.peer and row.latency_ms]
+        if plan and libraries:
+            ratios.append(min(libraries) / _level(plan))
     if not ratios:
         return ""
     mean = geometric_mean(ratios)
@@ -156,8 +233,7 @@ def _beside_libraries(result: EvalResult, best: str) -> str:
     return f"; the best library on all cores is {1 / mean:.2f} times as fast as that"
 
 
-def _care(result: EvalResult) -> str:
-    """What the conclusion must be read with."""
+def _caveats(result: EvalResult) -> str:
     timed = [row for row in result.rows if row.latency_ms and not row.same_as]
     doubtful = sum(bool(result.doubts(row)) for row in timed)
     sources = [source for source in UNMEASURED if any(row.source == source for row in timed)]

@@ -1,22 +1,16 @@
-"""Waterfalls of `codl explain`, as tables."""
+"""Tables of the waterfalls of `codl explain`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import floor, fsum, log10
+from math import fsum
 
+from codl.ir.records.results import WIDE
+from codl.ir.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WholeOp
 from codl.ir.types import PROCESSORS, Processor
-from codl.records.results import WIDE
-from codl.records.waterfall import (
-    BOUND,
-    MEASURED_TERMS,
-    TERMS,
-    ChainTerms,
-    WholeOp,
-)
 from codl.report.results import ExplainResult
-from codl.report.tables import mark, soc_lines, warnings
+from codl.report.tables import coverage_notes, first_to_last, mark, ratio_text, soc_lines, warnings
 from codl.report.text_table import (
     NONE,
     Cell,
@@ -25,22 +19,21 @@ from codl.report.text_table import (
     TextSection,
     TextTable,
     digits,
-    listed_in_short,
     words,
 )
 
 PREDICTED, MEASURED = "predicted", "measured"
-#: Less is the rounding of sums, in milliseconds.
+#: Milliseconds below this are rounding errors of sums.
 NOTHING = 1e-9
-#: Processors that end a chain by more than this part of it apart are told, and how many at most.
+#: Least gap between the processors' ends to report, relative to the chain, and most reports.
 APART, MOST_WAITS = 0.05, 5
-#: The results on their way to the CPU, and the terms that have no column.
+#: Labels of the transfer of results to the CPU, and of terms without a column.
 RESULTS, OTHERS = "(results)", "others"
 
 
 @dataclass(frozen=True)
 class WaterfallLine:
-    """A line of a waterfall: what is added to the total before, and the total; or a total alone."""
+    """A line of a waterfall: a term and the total after it, or a total alone (`ms` is None)."""
 
     name: str
     ms: float | None
@@ -48,7 +41,7 @@ class WaterfallLine:
 
 
 def steps_of(result: ExplainResult) -> list[WaterfallLine]:
-    """The bound, every term, and behind their last terms the predicted and the measured latency."""
+    """The bound and all terms; predicted and measured latency follow their last terms."""
     totals = accumulate((term.ms for term in result.terms), initial=result.bound_ms)
     steps = [WaterfallLine(BOUND, None, next(totals))]
     ends = [at for at, term in enumerate(result.terms) if term.name not in MEASURED_TERMS][-1:]
@@ -59,6 +52,14 @@ def steps_of(result: ExplainResult) -> list[WaterfallLine]:
     if result.measured_ms is not None:
         steps.append(WaterfallLine(MEASURED, None, result.measured_ms))
     return steps
+
+
+def contents(
+    result: ExplainResult, *, terms: int | None = None, ops: int | None = None
+) -> tuple[TextTable, ...]:
+    """The waterfall, its chains with the most `terms`, and the `ops` left whole that save most."""
+    whole = (whole_content(result, most=ops),) if result.whole else ()
+    return (waterfall_content(result), chains_content(result, most=terms), *whole)
 
 
 def waterfall_content(result: ExplainResult) -> TextTable:
@@ -80,7 +81,7 @@ def waterfall_content(result: ExplainResult) -> TextTable:
         f"Both processors side by side without loss, all ops cut at one ratio: "
         f"{digits(result.side_by_side_ms)} ms.",
         *_machine_notes(result),
-        *_coverage_notes(result),
+        *coverage_notes(result),
         *warnings([result.source]),
     )
     title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
@@ -115,39 +116,39 @@ def _machine_notes(result: ExplainResult) -> list[str]:
     return notes
 
 
-def _coverage_notes(result: ExplainResult) -> list[str]:
-    notes = []
-    if result.not_counted:
-        notes.append(f"Not counted, for want of latencies: {listed_in_short(result.not_counted)}.")
-    if result.estimated:
-        notes.append(f"Estimated, for want of predictors: {listed_in_short(result.estimated)}.")
-    return notes
-
-
 def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
-    """A line for every chain, of the `most` largest terms or of all that are not nothing.
-
-    Those that are left out stand together, so that lines add up.
-    """
-    sizes = _largest(result)
-    named = [name for name, size in sizes.items() if size > NOTHING]
-    if most is not None and len(named) > most:
-        kept = sorted(named, key=lambda name: -sizes[name])[:most]
-        named = [name for name in named if name in kept]
-    smallest = sorted(named, key=sizes.__getitem__)
-    rest = [] if all(size <= NOTHING or name in named for name, size in sizes.items()) else [OTHERS]
+    """A line per chain, with the `most` largest terms or all nonzero ones, and a sum of others."""
+    sizes = {
+        term.name: max((abs(chain.terms[at].ms) for chain in result.chains), default=0.0)
+        for at, term in enumerate(result.terms)
+    }
+    smallest = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] > NOTHING]
+    smallest = smallest[-most:] if most is not None else smallest
+    named = [name for name in sizes if name in smallest]
+    has_others = any(size > NOTHING and name not in named for name, size in sizes.items())
     is_run = result.measured_ms is not None
     columns = (
-        Column("chain", numeric=False),
-        Column("cut", numeric=False),
-        Column("CPU"),
-        Column("GPU"),
-        Column(BOUND),
+        words("chain"),
+        words("cut"),
+        *map(Column, ("CPU", "GPU", BOUND)),
         *(Column(name, spare=1 + smallest.index(name)) for name in named),
-        *(Column(name) for name in (*rest, MEASURED if is_run else PREDICTED)),
+        *map(Column, [OTHERS] if has_others else []),
+        Column(MEASURED if is_run else PREDICTED),
     )
-    cells = _ChainCells(tuple(named), bool(rest), _decimals(result))
-    rows = tuple(TextRow(cells.of(chain), mark=mark([result.source])) for chain in result.chains)
+    rows = []
+    for chain in result.chains:
+        terms_ms = {term.name: term.ms for term in chain.terms}
+        others_ms = fsum(ms for name, ms in terms_ms.items() if name not in named)
+        cells = (
+            _label(chain),
+            _cut(chain),
+            *(_work(chain, side) for side in PROCESSORS),
+            digits(chain.bound_ms),
+            *(signed(terms_ms[name]) for name in named),
+            *([signed(others_ms)] if has_others else []),
+            digits(_last(chain)),
+        )
+        rows.append(TextRow(cells, mark=mark([result.source])))
     caption = (
         "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
         + (" / profiled." if is_run else "."),
@@ -155,11 +156,18 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
         *warnings([result.source]),
     )
     title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", rows),), caption)
+    return TextTable(title, columns, (TextSection("", tuple(rows)),), caption)
+
+
+def _work(chain: ChainTerms, side: Processor) -> str:
+    predicted = digits(chain.work_ms.get(side, 0.0))
+    if chain.measured_work_ms is None:
+        return predicted
+    return f"{predicted} / {digits(chain.measured_work_ms.get(side, 0.0))}"
 
 
 def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
-    """A line for every op that is left whole, or for the `most` that would save most."""
+    """A line per op that the plan does not split, or only for the `most` largest savings."""
     cells: list[Cell[WholeOp]] = [
         (words("op"), lambda row: row.op),
         (Column("saves (ms)"), lambda row: signed(row.saves_ms)),
@@ -167,7 +175,7 @@ def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTabl
         (Column("cuts"), lambda row: signed(row.cuts_ms)),
         (Column("variants"), lambda row: signed(row.variants_ms)),
         (Column("plan (ms)"), lambda row: signed(row.net_ms)),
-        (words("what stands against it"), _against),
+        (words("what stands against it"), _reason_whole),
     ]
     shown = result.whole[:most]
     more = len(result.whole) - len(shown)
@@ -181,8 +189,7 @@ def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTabl
     return TextTable.of(title, shown, cells, caption, mark=lambda _: source)
 
 
-def _against(row: WholeOp) -> str:
-    """One sentence about an op that is left whole."""
+def _reason_whole(row: WholeOp) -> str:
     whole = f"{digits(row.whole_ms)} ms on the {row.processor.upper()}"
     if row.dim is None or row.gpu_ratio is None:
         return f"{whole}; it cannot be split."
@@ -197,22 +204,8 @@ def _against(row: WholeOp) -> str:
     return f"{split}; sharing {digits(row.sharing_ms)} ms stands against it."
 
 
-def _largest(result: ExplainResult) -> dict[str, float]:
-    """The most that each term adds or takes in any chain."""
-    return {
-        term.name: max((abs(chain.terms[at].ms) for chain in result.chains), default=0.0)
-        for at, term in enumerate(result.terms)
-    }
-
-
-def _decimals(result: ExplainResult) -> int:
-    """The decimals that give the longest chain four digits: all cells of a table stand in line."""
-    longest = max((_last(chain) for chain in result.chains), default=0.0)
-    return max(0, 3 - floor(log10(longest))) if longest > NOTHING else 3
-
-
 def _apart(result: ExplainResult) -> list[str]:
-    """Which processor is done sooner with its shard of a chain, the longest waits first."""
+    """Sentences on chains in which one processor waits, the longest waits first."""
     waits = []
     for chain in result.chains:
         works = chain.measured_work_ms or {}
@@ -230,59 +223,26 @@ def _apart(result: ExplainResult) -> list[str]:
 
 
 def _last(part: ExplainResult | ChainTerms) -> float:
-    """The last total."""
+    """The last total: measured if possible, else predicted."""
     return part.predicted_ms if part.measured_ms is None else part.measured_ms
 
 
-@dataclass(frozen=True)
-class _ChainCells:
-    """The cells of chains, in which terms without a column of their own may stand together."""
-
-    named: tuple[str, ...]
-    with_others: bool
-    decimals: int
-
-    def of(self, chain: ChainTerms) -> tuple[str, ...]:
-        terms_ms = {term.name: term.ms for term in chain.terms}
-        others = fsum(ms for name, ms in terms_ms.items() if name not in self.named)
-        added = [*(terms_ms[name] for name in self.named), *([others] if self.with_others else [])]
-        return (
-            _label(chain),
-            _cut(chain),
-            *(self._work(chain, side) for side in PROCESSORS),
-            self._ms(chain.bound_ms),
-            *(self._ms(ms, sign="+") for ms in added),
-            self._ms(_last(chain)),
-        )
-
-    def _work(self, chain: ChainTerms, side: Processor) -> str:
-        predicted = self._ms(chain.work_ms.get(side, 0.0))
-        if chain.measured_work_ms is None:
-            return predicted
-        return f"{predicted} / {self._ms(chain.measured_work_ms.get(side, 0.0))}"
-
-    def _ms(self, ms: float, sign: str = "-") -> str:
-        return f"{ms:{sign}.{self.decimals}f}" if round(ms, self.decimals) else "0"
-
-
 def _label(chain: ChainTerms) -> str:
-    first, *others = chain.ops or (RESULTS,)
-    return f"{first} \N{HORIZONTAL ELLIPSIS} {others[-1]} ({len(chain.ops)})" if others else first
+    count = f" ({len(chain.ops)})" if len(chain.ops) > 1 else ""
+    return first_to_last(chain.ops or (RESULTS,)) + count
 
 
 def _cut(chain: ChainTerms) -> str:
-    if 0 < chain.gpu_ratio < 1:
-        return f"{chain.dim} {chain.gpu_ratio:.2f}"
-    return ("GPU" if chain.gpu_ratio else "CPU") if chain.ops else NONE
+    whole = "GPU" if chain.gpu_ratio else "CPU"
+    return ratio_text(chain) or (whole if chain.ops else NONE)
 
 
 def signed(ms: float) -> str:
-    """With its sign: it is added."""
     return f"+{digits(ms)}" if ms >= NOTHING else digits(0.0 if ms > -NOTHING else ms)
 
 
 def findings(result: ExplainResult) -> tuple[str, ...]:
-    """What is lost in all, and the largest terms."""
+    """Sentences on the total loss, and on the largest terms."""
     last = _last(result)
     if not result.bound_ms:
         return ()

@@ -1,1 +1,1 @@
-"""The runtime of a device: drivers, memory, kernels, nets, and sessions that run an executable."""
+"""Runtime of a device: drivers, memory, kernels, nets, and sessions that run an executable."""

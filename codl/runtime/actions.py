@@ -1,4 +1,4 @@
-"""Commands of an executable bound to their handles: the callables that an inference runs."""
+"""Actions of an inference: an executable's commands, bound to device handles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from codl.ir.executable import (
     Access,
     Command,
     Copy,
-    Executable,
     Fill,
     Flush,
     Launch,
@@ -26,32 +25,28 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.ops.base import Array
-from codl.records.span_names import SpanName, span_of
-from codl.runtime.handles import Handles
-from codl.runtime.host_handles import profile_net
+from codl.machine.threads import ImageParallel
+from codl.runtime.handles import Handles, profile_net
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
 from codl.runtime.memory import Flag
-from codl.runtime.opencl import OpenClDevice
-from codl.runtime.threads import ImageParallel
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-#: Fewer bytes are copied in the time that it takes to wake other threads.
+#: Fewest bytes of a copy that several threads share; waking them takes as long as a smaller copy.
 WORTH_SHARING = 1 << 19
-#: This number of cores reaches the speed of the memory; more only take longer to wake.
+#: Number of cores that saturate the memory.
 MOST_COPYING = 4
-#: Events by number, as long as they may be waited for; a flag stands for one that it signals.
+#: Events by number, or the flags that signal them.
 Events: TypeAlias = "dict[int, cl.Event | Flag]"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A command, or several that are enqueued at once, ready to be carried out.
+    """A command, or several commands enqueued together, ready to run.
 
-    Errors call it by its `name`. To `profile` is to run it and to note when. `kind` is that of its
-    span, or what takes time without one; `kernels` are those that it launches without events.
+    `name` is for errors, `profile` records a span of `kind`, `kernels` are launches without events.
     """
 
     name: str
@@ -62,42 +57,36 @@ class Action:
 
 
 def without_span(name: str, run: Callable[[], object], kind: str = "") -> Action:
-    """An action that profiles do not show."""
+    """An action without a span in profiles."""
     return Action(name, run, lambda timeline: run(), kind)
 
 
 class Binder:
-    """Makes actions of commands; to run them is to enqueue on the queue that the device has now."""
+    """Turns commands into actions that enqueue on the device's present queue."""
 
-    def __init__(
-        self,
-        executable: Executable,
-        handles: Handles,
-        device: OpenClDevice,
-        events: Events | None = None,
-    ) -> None:
-        self._executable, self._handles, self._device = executable, handles, device
+    def __init__(self, handles: Handles, events: Events | None = None) -> None:
+        self._handles, self._device = handles, handles.device
         self.events: Events = {} if events is None else events
 
     def bind(self, commands: Iterable[Command]) -> list[Action]:
-        """Actions in order; kernels between two other commands are enqueued by one."""
+        """Actions in order; successive launches without events form one action."""
         actions: list[Action] = []
-        for is_silent, group in groupby(commands, _is_silent_launch):
+        for is_silent, group in groupby(
+            commands, lambda command: isinstance(command, Launch) and command.signals is None
+        ):
             if is_silent:
-                actions.append(
-                    self._launches([command for command in group if isinstance(command, Launch)])
-                )
+                actions.append(self._launches([one for one in group if isinstance(one, Launch)]))
             else:
                 actions += map(self._action, group)
         return actions
 
     def _action(self, command: Command) -> Action:
-        handles, events = self._handles, self.events
+        handles, device, events = self._handles, self._device, self.events
         match command:
             case Launch():
                 return self._signalling(command)
             case Raise():
-                flag = handles.flag(command)
+                flag = handles.flags[command]
 
                 def raise_flag() -> None:
                     flag.enqueue()
@@ -112,12 +101,11 @@ class Binder:
 
                 return without_span(f"map to {command.access}", map_staging, "map")
             case Flush():
-                device = self._device
                 return Action("flush", device.queue.flush, lambda timeline: device.queue.flush())
             case Fill():
-                return without_span("fill", partial(handles.host.fill, command))
+                return without_span("fill", partial(handles.fill, command))
             case RunNet():
-                net = handles.host.nets[command.net]
+                net = handles.nets[command.net]
                 host = self._host(command, net.run)
                 return replace(host, profile=partial(profile_net, net))
             case Unmap():
@@ -129,8 +117,8 @@ class Binder:
 
     def _launches(self, launches: Sequence[Launch]) -> Action:
         device = self._device
-        kernels = tuple(map(self._handles.kernel, launches))
-        kinds = [self._span(launch).kind for launch in launches]
+        kernels = tuple(self._handles.kernels[launch] for launch in launches)
+        kinds = [self._handles.span(launch).kind for launch in launches]
 
         def profile(timeline: Timeline) -> None:
             for kernel, kind in zip(kernels, kinds, strict=True):
@@ -141,8 +129,9 @@ class Binder:
         return Action(name, device.submission(kernels), profile, kinds[0], kernels)
 
     def _signalling(self, launch: Launch) -> Action:
-        """A kernel whose end is waited for."""
-        kernel, kind, event = self._handles.kernel(launch), self._span(launch).kind, launch.signals
+        """A launch with an event, for which a later command waits."""
+        kernel, event = self._handles.kernels[launch], launch.signals
+        kind = self._handles.span(launch).kind
         events, device = self.events, self._device
         assert event is not None
         enqueue = kernel.with_event(device.queue)
@@ -157,8 +146,8 @@ class Binder:
         return Action(f"kernel {kernel.name!r}", run, profile, kind)
 
     def _host(self, command: Command, work: Callable[[], object]) -> Action:
-        """Work of the CPU that profiles show."""
-        kind, label = self._span(command)
+        """Work of the CPU with a span in profiles."""
+        kind, label = self._handles.span(command)
 
         def profile(timeline: Timeline) -> None:
             start = perf_counter()
@@ -166,11 +155,6 @@ class Binder:
             timeline.cpu(kind, label, start, perf_counter())
 
         return Action(f"{kind} {label!r}", work, profile, kind)
-
-    def _span(self, command: Command) -> SpanName:
-        span = span_of(self._executable, command)
-        assert span is not None
-        return span
 
     def _wait(self, event: int) -> None:
         signal = self.events[event]
@@ -186,25 +170,22 @@ class Binder:
         return lambda: copy_in_parts(lanes, target(), source())
 
     def _seen(self, access: Access) -> Callable[[], Array]:
-        """What gives a region as an array: staging memory lies elsewhere each time it is mapped."""
-        tensor = self._executable.tensors[access.tensor]
-        if self._executable.buffers[tensor.buffer].place != "staging":
-            view = self._handles.host.view(access)
+        """A function that returns a region as an array; mapped memory moves at each mapping."""
+        executable = self._handles.executable
+        tensor = executable.tensors[access.tensor]
+        if executable.buffers[tensor.buffer].place != "staging":
+            view = self._handles.view(access)
             return lambda: view
         staging, held = self._handles.staging(tensor.buffer), tensor.held.shape(tensor.shape)
         elements, part = held.elements, access.region.within(tensor.held).slices
         return lambda: staging.array[:elements].reshape(held)[part]
 
 
-def _is_silent_launch(command: Command) -> bool:
-    return isinstance(command, Launch) and command.signals is None
-
-
 def copy_in_parts(lanes: ImageParallel, target: Array, source: Array) -> None:
-    """Copy arrays shaped (images, channels, rows, columns), in as many parts as there are lanes.
+    """Copy an array shaped (images, channels, rows, columns) in parts, one on each lane.
 
-    One core alone does not reach the speed of the memory. Arrays of less than `WORTH_SHARING` bytes
-    are copied by the calling thread.
+    One core cannot saturate the memory. The calling thread copies arrays below `WORTH_SHARING`
+    bytes.
     """
     axis = max(range(2), key=target.shape.__getitem__)
     size = target.shape[axis]

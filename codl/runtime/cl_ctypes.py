@@ -1,8 +1,7 @@
-"""A stand-in for pyopencl by ctypes: what codl uses of it, under the same names.
+"""A stand-in for pyopencl through ctypes, with the parts that codl uses under the same names.
 
-It compiles nothing when it is installed, and loads drivers by itself: those that the folder
-OCL_ICD_VENDORS names, as an ICD loader would. So it is what a device has that pyopencl has no wheel
-for and whose driver no loader finds.
+It needs no compiler to install, and loads the drivers of the folder OCL_ICD_VENDORS itself. So it
+serves devices without a pyopencl wheel, and drivers that no loader finds.
 """
 
 from __future__ import annotations
@@ -22,25 +21,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.runtime import cl_constants
-from codl.runtime.cl_constants import (
-    channel_order,
-    channel_type,
-    command_execution_status,
-    command_queue_properties,
-    device_svm_capabilities,
-    device_type,
-    kernel_work_group_info,
-    map_flags,
-    mem_flags,
-    mem_object_type,
-    program_build_info,
-    program_info,
-    status_code,
-    svm_mem_flags,
-)
 from codl.runtime.cl_library import (
     CODES,
+    NAMES,
     ZERO,
     Error,
     Library,
@@ -51,28 +34,67 @@ from codl.runtime.cl_library import (
     launch_arguments,
 )
 
-#: What users have of other modules by this one.
-__all__ = [
-    "LogicError",
-    "MemoryError",
-    "RuntimeError",
-    "channel_order",
-    "channel_type",
-    "command_execution_status",
-    "command_queue_properties",
-    "device_svm_capabilities",
-    "map_flags",
-    "mem_flags",
-    "status_code",
-]
+#: Names of another module that callers use through this one.
+__all__ = ["LogicError", "MemoryError", "RuntimeError"]
 Sizes: TypeAlias = tuple[int, ...]
-#: What functions that convert nothing take.
+#: Arguments for functions without argument conversion: one, and a query of an event's status.
 ONE = c_uint32.from_param(1)
-STATUS = c_uint32.from_param(cl_constants.STATUS), c_size_t.from_param(4)
+STATUS = c_uint32.from_param(0x11D3), c_size_t.from_param(4)
 
 
-def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
-    """What a function for information tells, of a type; `[type]` is several."""
+mem_flags = SimpleNamespace(
+    READ_WRITE=1, WRITE_ONLY=2, READ_ONLY=4, ALLOC_HOST_PTR=16, COPY_HOST_PTR=32
+)
+svm_mem_flags = SimpleNamespace(READ_WRITE=1, SVM_FINE_GRAIN_BUFFER=1 << 10, SVM_ATOMICS=1 << 11)
+map_flags = SimpleNamespace(READ=1, WRITE=2, WRITE_INVALIDATE_REGION=4)
+device_type = SimpleNamespace(CPU=2, GPU=4, ALL=0xFFFFFFFF)
+device_svm_capabilities = SimpleNamespace(
+    COARSE_GRAIN_BUFFER=1, FINE_GRAIN_BUFFER=2, FINE_GRAIN_SYSTEM=4, ATOMICS=8
+)
+command_queue_properties = SimpleNamespace(OUT_OF_ORDER_EXEC_MODE_ENABLE=1, PROFILING_ENABLE=2)
+command_execution_status = SimpleNamespace(COMPLETE=0, RUNNING=1, SUBMITTED=2, QUEUED=3)
+channel_order = SimpleNamespace(RGBA=0x10B5)
+channel_type = SimpleNamespace(HALF_FLOAT=0x10DD, FLOAT=0x10DE)
+program_info = SimpleNamespace(BINARY_SIZES=0x1165, BINARIES=0x1166)
+kernel_work_group_info = SimpleNamespace(
+    WORK_GROUP_SIZE=0x11B0, LOCAL_MEM_SIZE=0x11B2, PREFERRED_WORK_GROUP_SIZE_MULTIPLE=0x11B3
+)
+status_code = SimpleNamespace(
+    **CODES, to_string=lambda code, unknown="<unknown %d>": NAMES.get(code) or unknown % code
+)
+
+#: Number and type of each attribute of an object, by name.
+Infos: TypeAlias = Mapping[str, tuple[int, Any]]
+PLATFORM: Infos = {"version": (0x0901, str), "name": (0x0902, str), "vendor": (0x0903, str)}
+DEVICE: Infos = {
+    "type": (0x1000, c_uint64),
+    "max_compute_units": (0x1002, c_uint32),
+    "max_work_group_size": (0x1004, c_size_t),
+    "max_work_item_sizes": (0x1005, [c_size_t]),
+    "max_read_image_args": (0x100E, c_uint32),
+    "max_mem_alloc_size": (0x1010, c_uint64),
+    "image2d_max_width": (0x1011, c_size_t),
+    "image2d_max_height": (0x1012, c_size_t),
+    "image_support": (0x1016, c_uint32),
+    "global_mem_cache_size": (0x101E, c_uint64),
+    "local_mem_size": (0x1023, c_uint64),
+    "name": (0x102B, str),
+    "vendor": (0x102C, str),
+    "driver_version": (0x102D, str),
+    "version": (0x102F, str),
+    "extensions": (0x1030, str),
+    "host_unified_memory": (0x1035, c_uint32),
+    "native_vector_width_float": (0x103A, c_uint32),
+    "svm_capabilities": (0x1053, c_uint64),
+    "compute_capability_major_nv": (0x4000, c_uint32),
+    "compute_capability_minor_nv": (0x4001, c_uint32),
+}
+KERNEL: Infos = {"function_name": (0x1190, str), "num_args": (0x1191, c_uint32)}
+MEMORY: Infos = {"type": (0x1100, c_uint32), "size": (0x1102, c_size_t)}
+
+
+def _info(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
+    """An attribute read through an OpenCL function, as the type `kind`; `[type]` means a list."""
     is_text, several = kind is str, isinstance(kind, list)
     if not is_text and not several:
         value = kind()
@@ -89,14 +111,15 @@ def _told(function: Any, arguments: tuple[Any, ...], kind: Any) -> Any:
 
 
 class _Object:
-    """An object of OpenCL; `int_ptr` is its address, `handle` the same as functions take it that
-    convert nothing. It is released when Python lets it go.
+    """An OpenCL object, released by the garbage collector.
+
+    `int_ptr` is its address, `handle` the same for functions without argument conversion.
     """
 
-    #: Of the functions that give information and that release.
+    #: Names of the functions that read its attributes and release it.
     INFO: ClassVar[str] = ""
     RELEASE: ClassVar[str] = ""
-    INFOS: ClassVar[cl_constants.Infos] = {}
+    INFOS: ClassVar[Infos] = {}
 
     def __init__(self, library: Library, address: int) -> None:
         self.library, self.int_ptr, self.handle = library, address, pointer.from_param(address)
@@ -111,7 +134,7 @@ class _Object:
         if name not in self.INFOS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         number, kind = self.INFOS[name]
-        return _told(getattr(self.library, self.INFO), (self.int_ptr, number), kind)
+        return _info(getattr(self.library, self.INFO), (self.int_ptr, number), kind)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.int_ptr == self.int_ptr
@@ -120,43 +143,34 @@ class _Object:
         return hash(self.int_ptr)
 
 
-def _addresses(objects: Sequence[_Object]) -> Any:
-    return (pointer * len(objects))(*(item.int_ptr for item in objects))
-
-
 class Platform(_Object):
-    INFO, INFOS = "clGetPlatformInfo", cl_constants.PLATFORM
+    INFO, INFOS = "clGetPlatformInfo", PLATFORM
 
-    def get_devices(self, device_type: int = device_type.ALL) -> list[Device]:
-        """Its devices of a type; none is an empty list."""
+    def get_devices(self) -> list[Device]:
         count = c_uint32()
         list_devices = self.library.clGetDeviceIDs
         try:
-            list_devices(self.int_ptr, device_type, 0, None, byref(count))
+            list_devices(self.int_ptr, device_type.ALL, 0, None, byref(count))
         except Error as error:
             if error.code != CODES["DEVICE_NOT_FOUND"]:
                 raise
             return []
         devices = (pointer * count.value)()
-        list_devices(self.int_ptr, device_type, count, devices, None)
-        return [Device(self.library, address) for address in devices if address]
+        list_devices(self.int_ptr, device_type.ALL, count, devices, None)
+        return [Device(self, address) for address in devices if address]
 
 
 class Device(_Object):
-    INFO, INFOS = "clGetDeviceInfo", cl_constants.DEVICE
+    INFO, INFOS = "clGetDeviceInfo", DEVICE
 
-    @property
-    def platform(self) -> Platform:
-        told = _told(self.library.clGetDeviceInfo, (self.int_ptr, 0x1031), pointer)
-        return Platform(self.library, told)
+    def __init__(self, platform: Platform, address: int) -> None:
+        super().__init__(platform.library, address)
+        self.platform = platform
 
 
 @cache
 def _libraries(folder: str) -> tuple[Library, ...]:
-    """Those that the files of a folder name, in order; what cannot be loaded is left out.
-
-    Raises the last one's error where none can.
-    """
+    """Loadable libraries of a folder's ICD files, in order; raises the last error without any."""
     files = sorted(Path(folder).glob("*.icd")) if folder else []
     libraries, problem = [], error_of("clGetPlatformIDs", CODES["PLATFORM_NOT_FOUND_KHR"])
     for file in files:
@@ -171,7 +185,7 @@ def _libraries(folder: str) -> tuple[Library, ...]:
 
 @cache
 def get_platforms() -> tuple[Platform, ...]:
-    """The platforms of the drivers that OCL_ICD_VENDORS names; it looks only once in a process."""
+    """Platforms of the drivers in OCL_ICD_VENDORS, searched once per process."""
     platforms: list[Platform] = []
     for library in _libraries(os.environ.get("OCL_ICD_VENDORS", "")):
         count = c_uint32()
@@ -183,24 +197,20 @@ def get_platforms() -> tuple[Platform, ...]:
 
 
 class Context(_Object):
-    INFO, RELEASE = "clGetContextInfo", "clReleaseContext"
+    RELEASE = "clReleaseContext"
 
     def __init__(self, devices: Sequence[Device], properties: Iterable[int] = ()) -> None:
-        """On some devices; `properties` are numbers and values, without the zero at the end."""
+        """A context on `devices`; `properties` are numbers and values, without a final zero."""
         library, values = devices[0].library, [*properties, 0]
         wanted = (ctypes.c_ssize_t * len(values))(*values) if len(values) > 1 else None
-        addresses = _addresses(devices)
+        addresses = (pointer * len(devices))(*(device.int_ptr for device in devices))
         made = library.clCreateContext(wanted, len(devices), addresses, None, None)
         super().__init__(library, made)
-
-    @property
-    def devices(self) -> list[Device]:
-        told = _told(self.library.clGetContextInfo, (self.int_ptr, 0x1081), [pointer])
-        return [Device(self.library, address) for address in told]
+        self.devices = list(devices)
 
 
 class CommandQueue(_Object):
-    INFO, RELEASE = "clGetCommandQueueInfo", "clReleaseCommandQueue"
+    RELEASE = "clReleaseCommandQueue"
 
     def __init__(
         self,
@@ -208,7 +218,7 @@ class CommandQueue(_Object):
         device: Device | None = None,
         properties: int | Sequence[int] = 0,
     ) -> None:
-        """With flags, or with a list of numbers of properties and their values."""
+        """A queue with flags, or with alternating numbers and values of properties."""
         library, on = context.library, device or context.devices[0]
         if isinstance(properties, int):
             made = library.clCreateCommandQueue(context.int_ptr, on.int_ptr, properties)
@@ -218,11 +228,11 @@ class CommandQueue(_Object):
         super().__init__(library, made)
         self.context, self.device, self.calls = context, on, library.calls
         self.event, self.flush = _event_class(library), partial(self.calls.clFlush, self.handle)
-        #: Takes `launch_arguments` and where an event goes.
+        #: Takes `launch_arguments` and the address of an event.
         self.enqueue = partial(self.calls.clEnqueueNDRangeKernel, self.handle)
 
     def launch(self, arguments: tuple[Any, ...]) -> Event:
-        """Enqueue a kernel, by `launch_arguments`."""
+        """Enqueue a kernel with `launch_arguments`."""
         event = self.event()
         self.enqueue(*arguments, byref(event))
         return event
@@ -235,7 +245,7 @@ class CommandQueue(_Object):
 
 
 class MemoryObject(_Object):
-    INFO, RELEASE, INFOS = "clGetMemObjectInfo", "clReleaseMemObject", cl_constants.MEMORY
+    INFO, RELEASE, INFOS = "clGetMemObjectInfo", "clReleaseMemObject", MEMORY
 
     def pass_to(self, kernel: Kernel, index: int) -> None:
         value = pointer(self.int_ptr)
@@ -246,11 +256,15 @@ class Buffer(MemoryObject):
     def __init__(
         self, context: Context, flags: int, size: int = 0, hostbuf: NDArray[Any] | None = None
     ) -> None:
-        """Of a size in bytes, or with what an array holds."""
+        """A buffer of a size in bytes, or with the content of an array."""
         host = None if hostbuf is None else hostbuf.ctypes.data
         size = size if hostbuf is None else hostbuf.nbytes
         made = context.library.clCreateBuffer(context.int_ptr, flags, size, host)
         super().__init__(context.library, made)
+
+
+#: Kind of an image in its description.
+IMAGE2D = 0x10F1
 
 
 class ImageFormat(ctypes.Structure):
@@ -268,7 +282,7 @@ class _ImageDescription(ctypes.Structure):
 
 
 class Image(MemoryObject):
-    """Two-dimensional, `shape` is (width, height)."""
+    """A two-dimensional image; `shape` is (width, height)."""
 
     def __init__(self, library: Library, address: int, shape: Sizes) -> None:
         super().__init__(library, address)
@@ -282,8 +296,8 @@ def create_image(
     shape: Sizes,
     hostbuf: NDArray[Any] | None = None,
 ) -> Image:
-    """An image, with the texels of an array where there is one."""
-    description = _ImageDescription(mem_object_type.IMAGE2D, *shape)
+    """An image, with the texels of an optional array."""
+    description = _ImageDescription(IMAGE2D, *shape)
     host = None if hostbuf is None else hostbuf.ctypes.data
     made = context.library.clCreateImage(
         context.int_ptr, flags, byref(format), byref(description), host
@@ -292,16 +306,16 @@ def create_image(
 
 
 class SVMAllocation:
-    """Memory that host and kernels share, which arrays are made on."""
+    """Memory for arrays that host and kernels share, aligned to 64 bytes."""
 
-    def __init__(self, context: Context, flags: int, array: Mapping[str, Any]) -> None:
-        allocate, self._free = context.library.clSVMAlloc, context.library.clSVMFree
-        size = prod(array["shape"]) * np.dtype(array["typestr"]).itemsize
-        self._context = context
-        self._address = allocate(context.int_ptr, flags, size, 64)
+    def __init__(self, context: Context, flags: int, shape: Sizes, dtype: np.dtype[Any]) -> None:
+        self._context, self._free = context, context.library.clSVMFree
+        size = prod(shape) * dtype.itemsize
+        self._address = context.library.clSVMAlloc(context.int_ptr, flags, size, 64)
         if not self._address:
             raise error_of("clSVMAlloc", CODES["MEM_OBJECT_ALLOCATION_FAILURE"])
-        self.__array_interface__ = {**array, "data": (self._address, False), "version": 3}
+        place = {"shape": shape, "typestr": dtype.str, "data": (self._address, False)}
+        self.__array_interface__ = {**place, "version": 3}
 
     def __del__(self) -> None:
         if self.__dict__.get("_address"):
@@ -311,19 +325,12 @@ class SVMAllocation:
 def svm_empty(
     context: Context, flags: int, shape: Sizes, dtype: Any, alignment: int = 64
 ) -> NDArray[Any]:
-    """An array in memory that host and kernels share, on a boundary of 64 bytes."""
-    array = {"shape": shape, "typestr": np.dtype(dtype).str}
-    return np.asarray(SVMAllocation(context, flags, array))
-
-
-def fsvm_empty(context: Context, shape: Sizes, dtype: Any, alignment: int = 64) -> NDArray[Any]:
-    """The same, seen by both without maps."""
-    flags = svm_mem_flags.READ_WRITE | svm_mem_flags.SVM_FINE_GRAIN_BUFFER
-    return svm_empty(context, flags, shape, dtype, alignment)
+    """An array in memory shared by host and kernels, aligned to 64 bytes."""
+    return np.asarray(SVMAllocation(context, flags, shape, np.dtype(dtype)))
 
 
 class SVM:
-    """An array in shared memory as an argument of a kernel."""
+    """An array in shared memory as a kernel argument."""
 
     def __init__(self, mem: NDArray[Any]) -> None:
         self.mem = mem
@@ -336,70 +343,68 @@ class SVM:
 
 
 class Program(_Object):
-    INFO, RELEASE = "clGetProgramInfo", "clReleaseProgram"
+    RELEASE = "clReleaseProgram"
 
     def __init__(
         self,
         context: Context,
         source: str | Sequence[Device],
-        binaries: Sequence[bytes] | None = None,
+        binaries: Sequence[bytes] = (),
     ) -> None:
-        """Of a source text, or of devices and a binary for each."""
-        library = context.library
+        """A program for the context's first device, of a source text or of its binary."""
+        library, self.device = context.library, context.devices[0]
         if isinstance(source, str):
-            devices, text = context.devices, source.encode()
+            text = source.encode()
             made = library.clCreateProgramWithSource(
                 context.int_ptr, 1, byref(c_char_p(text)), byref(c_size_t(len(text)))
             )
         else:
-            devices, blobs = list(source), binaries or ()
-            lengths = (c_size_t * len(blobs))(*map(len, blobs))
-            texts, states = (c_char_p * len(blobs))(*blobs), (c_int32 * len(blobs))()
+            (blob,) = binaries
+            size, text_of, state = c_size_t(len(blob)), c_char_p(blob), c_int32()
             made = library.clCreateProgramWithBinary(
-                context.int_ptr, len(blobs), _addresses(devices), lengths, texts, states
+                context.int_ptr,
+                1,
+                byref(pointer(self.device.int_ptr)),
+                byref(size),
+                byref(text_of),
+                byref(state),
             )
         super().__init__(library, made)
-        self.devices = devices
 
     def build(self, options: str | Sequence[str] = ()) -> Program:
-        """Compile and link it for its devices; raises `RuntimeError` with the compiler's log."""
+        """Compile and link; raises `RuntimeError` with the log."""
         text = options if isinstance(options, str) else " ".join(options)
-        build = self.library.clBuildProgram
-        addresses = _addresses(self.devices)
+        device = self.device.int_ptr
         try:
-            build(self.int_ptr, len(self.devices), addresses, text.encode(), None, None)
+            self.library.clBuildProgram(
+                self.int_ptr, 1, byref(pointer(device)), text.encode(), None, None
+            )
         except Error as error:
-            logs = "".join(f"\n\nBuild on {d.name}:\n\n{self._log(d)}" for d in self.devices)
-            raise error_of("clBuildProgram", error.code, f"{logs}\n(options: {text})") from None
+            log = _info(self.library.clGetProgramBuildInfo, (self.int_ptr, device, 0x1183), str)
+            message = f"\n\nBuild on {self.device.name}:\n\n{log.strip()}\n(options: {text})"
+            raise error_of("clBuildProgram", error.code, message) from None
         return self
 
-    def _log(self, device: Device) -> str:
-        arguments = self.int_ptr, device.int_ptr, program_build_info.LOG
-        return str(_told(self.library.clGetProgramBuildInfo, arguments, str)).strip()
-
     def get_info(self, number: int) -> list[bytes]:
-        """Its BINARIES, one a device."""
-        if number != program_info.BINARIES:
-            raise error_of("clGetProgramInfo", CODES["INVALID_VALUE"])
-        ask, sizes = self.library.clGetProgramInfo, program_info.BINARY_SIZES
-        blobs = [
-            ctypes.create_string_buffer(max(size, 1))
-            for size in _told(ask, (self.int_ptr, sizes), [c_size_t])
-        ]
-        places = (pointer * len(blobs))(*map(ctypes.addressof, blobs))
-        ask(self.int_ptr, number, ctypes.sizeof(places), places, None)
-        return [blob.raw for blob in blobs]
+        """The program's BINARIES, one for its device."""
+        assert number == program_info.BINARIES
+        ask = self.library.clGetProgramInfo
+        size = _info(ask, (self.int_ptr, program_info.BINARY_SIZES), c_size_t)
+        blob = ctypes.create_string_buffer(max(size, 1))
+        place = pointer(ctypes.addressof(blob))
+        ask(self.int_ptr, number, ctypes.sizeof(place), byref(place), None)
+        return [blob.raw]
 
 
 class Kernel(_Object):
-    INFO, RELEASE, INFOS = "clGetKernelInfo", "clReleaseKernel", cl_constants.KERNEL
+    INFO, RELEASE, INFOS = "clGetKernelInfo", "clReleaseKernel", KERNEL
 
     def __init__(self, program: Program, name: str) -> None:
         library = program.library
         super().__init__(library, library.clCreateKernel(program.int_ptr, name.encode()))
 
     def set_args(self, *values: Any) -> None:
-        """Memory or a NumPy scalar each; raises what OpenCL finds wrong with one."""
+        """Set all arguments, memory or NumPy scalars; raises OpenCL's error for a wrong one."""
         for index, value in enumerate(values):
             try:
                 self.set_arg(index, value)
@@ -417,33 +422,18 @@ class Kernel(_Object):
             raise TypeError(f"a kernel takes no {type(value).__name__}, got {value!r}")
 
     def get_work_group_info(self, number: int, device: Device) -> Any:
-        info = kernel_work_group_info
-        sizes = info.LOCAL_MEM_SIZE, info.PRIVATE_MEM_SIZE
-        kinds = {**dict.fromkeys(sizes, c_uint64), info.COMPILE_WORK_GROUP_SIZE: [c_size_t]}
+        kind = c_uint64 if number == kernel_work_group_info.LOCAL_MEM_SIZE else c_size_t
         arguments = self.int_ptr, device.int_ptr, number
-        kind = kinds.get(number, c_size_t)
-        return _told(self.library.clGetKernelWorkGroupInfo, arguments, kind)
+        return _info(self.library.clGetKernelWorkGroupInfo, arguments, kind)
 
 
 # Commands.
 
 
-class _Profile:
-    """When a command was queued, submitted, started and ended: nanoseconds of the device."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def __getattr__(self, name: str) -> int:
-        number, kind = cl_constants.PROFILE[name]
-        function = self._event.library.clGetEventProfilingInfo
-        return int(_told(function, (self._event, number), kind))
-
-
 class Event(pointer):
-    """Of one command, as functions take it that convert nothing; `_event_class` knows those.
+    """The event of one command, as a pointer for functions without argument conversion.
 
-    `held` is what the command works on.
+    `_event_class` binds it to a library. `held` is the memory that the command uses.
     """
 
     library: ClassVar[Library]
@@ -464,8 +454,11 @@ class Event(pointer):
         return status.value
 
     @property
-    def profile(self) -> _Profile:
-        return _Profile(self)
+    def profile(self) -> SimpleNamespace:
+        """When the command was queued, submitted, started and ended, in device nanoseconds."""
+        ask, names = self.library.clGetEventProfilingInfo, ("queued", "submit", "start", "end")
+        times = {n: _info(ask, (self, 0x1280 + at), c_uint64) for at, n in enumerate(names)}
+        return SimpleNamespace(**times)
 
 
 @cache
@@ -474,7 +467,7 @@ def _event_class(library: Library) -> type[Event]:
 
 
 class MemoryMap:
-    """What is mapped of a buffer: the base of the array, which `release` hands back."""
+    """A mapped part of a buffer, as the base of its array; `release` unmaps it."""
 
     _address: int | None = None
 
@@ -485,7 +478,7 @@ class MemoryMap:
         self.__array_interface__ = place
 
     def release(self, queue: CommandQueue | None = None) -> Event:
-        """Unmap it, on the queue that it was mapped on unless another is named."""
+        """Unmap the memory on `queue`, by default the queue that mapped it."""
         on = queue or self._queue
         event = on.event()
         self._unmap(on, event)
@@ -526,7 +519,7 @@ def enqueue_marker(queue: CommandQueue) -> Event:
 def enqueue_fill_buffer(
     queue: CommandQueue, mem: Buffer, pattern: Any, offset: int, size: int
 ) -> Event:
-    """Fill `size` bytes from `offset` on with the bytes of a pattern."""
+    """Fill `size` bytes from `offset` on by repeating a pattern."""
     event, raw = queue.event(), pattern if isinstance(pattern, bytes) else pattern.tobytes()
     queue.library.clEnqueueFillBuffer(
         queue.int_ptr, mem.int_ptr, raw, len(raw), offset, size, 0, None, byref(event)
@@ -554,7 +547,7 @@ def enqueue_fill_image(
 
 @lru_cache(4096)
 def _place(flags: int, offset: int, shape: Sizes, dtype: Any) -> tuple[Any, Any]:
-    """What a map of memory takes, and its array: the same few come again and again."""
+    """Arguments of a map of memory, and its array type; cached, as few combinations occur."""
     kind = np.dtype(dtype)
     begin, size = c_size_t.from_param(offset), c_size_t.from_param(prod(shape) * kind.itemsize)
     return (c_uint64.from_param(flags), begin, size), (shape, kind.str)
@@ -581,7 +574,7 @@ def enqueue_map_buffer(
 
 
 def enqueue_copy(queue: CommandQueue, dest: Any, src: Any) -> Event:
-    """Copy a buffer to an array, or an array to a buffer; done when it returns."""
+    """Copy a buffer to an array, or an array to a buffer; blocks until done."""
     event, writes = queue.event(), isinstance(src, np.ndarray)
     buffer, array = (dest, src) if writes else (src, dest)
     if not array.flags.c_contiguous:

@@ -1,8 +1,8 @@
-"""An OpenCL library by ctypes: its functions with their types, and its errors.
+"""Access to an OpenCL library through ctypes: its typed functions, and its errors.
 
-Functions are symbols of a library; or, of Pixel phones, what `loadOpenCLPointer` gives; or, of a
-driver that shows none, entries of the table that each of its platforms begins with (the extension
-cl_khr_icd): their places there are the same in all drivers.
+Functions are exported symbols, or, on Pixel phones, results of `loadOpenCLPointer`. A driver
+without exports has them in a table at the start of each platform (extension cl_khr_icd), at the
+same places in all drivers.
 """
 
 from __future__ import annotations
@@ -15,73 +15,39 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+#: Names of error codes, counting down from a first one.
+_NAMES: Mapping[int, str] = {
+    0: (
+        "SUCCESS DEVICE_NOT_FOUND DEVICE_NOT_AVAILABLE COMPILER_NOT_AVAILABLE "
+        "MEM_OBJECT_ALLOCATION_FAILURE OUT_OF_RESOURCES OUT_OF_HOST_MEMORY "
+        "PROFILING_INFO_NOT_AVAILABLE MEM_COPY_OVERLAP IMAGE_FORMAT_MISMATCH "
+        "IMAGE_FORMAT_NOT_SUPPORTED BUILD_PROGRAM_FAILURE MAP_FAILURE "
+        "MISALIGNED_SUB_BUFFER_OFFSET EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST "
+        "COMPILE_PROGRAM_FAILURE LINKER_NOT_AVAILABLE LINK_PROGRAM_FAILURE "
+        "DEVICE_PARTITION_FAILED KERNEL_ARG_INFO_NOT_AVAILABLE"
+    ),
+    -30: (
+        "INVALID_VALUE INVALID_DEVICE_TYPE INVALID_PLATFORM INVALID_DEVICE INVALID_CONTEXT "
+        "INVALID_QUEUE_PROPERTIES INVALID_COMMAND_QUEUE INVALID_HOST_PTR INVALID_MEM_OBJECT "
+        "INVALID_IMAGE_FORMAT_DESCRIPTOR INVALID_IMAGE_SIZE INVALID_SAMPLER INVALID_BINARY "
+        "INVALID_BUILD_OPTIONS INVALID_PROGRAM INVALID_PROGRAM_EXECUTABLE INVALID_KERNEL_NAME "
+        "INVALID_KERNEL_DEFINITION INVALID_KERNEL INVALID_ARG_INDEX INVALID_ARG_VALUE "
+        "INVALID_ARG_SIZE INVALID_KERNEL_ARGS INVALID_WORK_DIMENSION INVALID_WORK_GROUP_SIZE "
+        "INVALID_WORK_ITEM_SIZE INVALID_GLOBAL_OFFSET INVALID_EVENT_WAIT_LIST INVALID_EVENT "
+        "INVALID_OPERATION INVALID_GL_OBJECT INVALID_BUFFER_SIZE INVALID_MIP_LEVEL "
+        "INVALID_GLOBAL_WORK_SIZE INVALID_PROPERTY INVALID_IMAGE_DESCRIPTOR "
+        "INVALID_COMPILER_OPTIONS INVALID_LINKER_OPTIONS INVALID_DEVICE_PARTITION_COUNT"
+    ),
+    -1001: "PLATFORM_NOT_FOUND_KHR",
+}
 CODES: Mapping[str, int] = {
-    "SUCCESS": 0,
-    "DEVICE_NOT_FOUND": -1,
-    "DEVICE_NOT_AVAILABLE": -2,
-    "COMPILER_NOT_AVAILABLE": -3,
-    "MEM_OBJECT_ALLOCATION_FAILURE": -4,
-    "OUT_OF_RESOURCES": -5,
-    "OUT_OF_HOST_MEMORY": -6,
-    "PROFILING_INFO_NOT_AVAILABLE": -7,
-    "MEM_COPY_OVERLAP": -8,
-    "IMAGE_FORMAT_MISMATCH": -9,
-    "IMAGE_FORMAT_NOT_SUPPORTED": -10,
-    "BUILD_PROGRAM_FAILURE": -11,
-    "MAP_FAILURE": -12,
-    "MISALIGNED_SUB_BUFFER_OFFSET": -13,
-    "EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST": -14,
-    "COMPILE_PROGRAM_FAILURE": -15,
-    "LINKER_NOT_AVAILABLE": -16,
-    "LINK_PROGRAM_FAILURE": -17,
-    "DEVICE_PARTITION_FAILED": -18,
-    "KERNEL_ARG_INFO_NOT_AVAILABLE": -19,
-    "INVALID_VALUE": -30,
-    "INVALID_DEVICE_TYPE": -31,
-    "INVALID_PLATFORM": -32,
-    "INVALID_DEVICE": -33,
-    "INVALID_CONTEXT": -34,
-    "INVALID_QUEUE_PROPERTIES": -35,
-    "INVALID_COMMAND_QUEUE": -36,
-    "INVALID_HOST_PTR": -37,
-    "INVALID_MEM_OBJECT": -38,
-    "INVALID_IMAGE_FORMAT_DESCRIPTOR": -39,
-    "INVALID_IMAGE_SIZE": -40,
-    "INVALID_SAMPLER": -41,
-    "INVALID_BINARY": -42,
-    "INVALID_BUILD_OPTIONS": -43,
-    "INVALID_PROGRAM": -44,
-    "INVALID_PROGRAM_EXECUTABLE": -45,
-    "INVALID_KERNEL_NAME": -46,
-    "INVALID_KERNEL_DEFINITION": -47,
-    "INVALID_KERNEL": -48,
-    "INVALID_ARG_INDEX": -49,
-    "INVALID_ARG_VALUE": -50,
-    "INVALID_ARG_SIZE": -51,
-    "INVALID_KERNEL_ARGS": -52,
-    "INVALID_WORK_DIMENSION": -53,
-    "INVALID_WORK_GROUP_SIZE": -54,
-    "INVALID_WORK_ITEM_SIZE": -55,
-    "INVALID_GLOBAL_OFFSET": -56,
-    "INVALID_EVENT_WAIT_LIST": -57,
-    "INVALID_EVENT": -58,
-    "INVALID_OPERATION": -59,
-    "INVALID_GL_OBJECT": -60,
-    "INVALID_BUFFER_SIZE": -61,
-    "INVALID_MIP_LEVEL": -62,
-    "INVALID_GLOBAL_WORK_SIZE": -63,
-    "INVALID_PROPERTY": -64,
-    "INVALID_IMAGE_DESCRIPTOR": -65,
-    "INVALID_COMPILER_OPTIONS": -66,
-    "INVALID_LINKER_OPTIONS": -67,
-    "INVALID_DEVICE_PARTITION_COUNT": -68,
-    "PLATFORM_NOT_FOUND_KHR": -1001,
+    name: first - at for first, names in _NAMES.items() for at, name in enumerate(names.split())
 }
 NAMES = {code: name for name, code in CODES.items()}
 
 
 class Error(Exception):
-    """A function of OpenCL failed; `routine` is its name, `code` what it returned."""
+    """A failed OpenCL function; `routine` is its name, `code` its result."""
 
     def __init__(self, routine: str, code: int, message: str = "") -> None:
         name = NAMES.get(code, f"code {code}")
@@ -90,7 +56,7 @@ class Error(Exception):
 
 
 class RuntimeError(Error):
-    """The driver could not."""
+    """A failure of the driver."""
 
 
 class MemoryError(Error):
@@ -98,23 +64,23 @@ class MemoryError(Error):
 
 
 class LogicError(Error):
-    """The driver was asked for what cannot be."""
+    """An invalid request to the driver."""
 
 
-# Users catch them, and messages call them, by the name of what they stand in for.
+# Callers catch these classes, and messages name them, as errors of pyopencl.
 for _kind in (Error, RuntimeError, MemoryError, LogicError):
     _kind.__module__ = "pyopencl"
 
 
 def error_of(routine: str, code: int, message: str = "") -> Error:
-    """The error of a code, of the class that pyopencl has for it."""
+    """The error of a code, in pyopencl's class."""
     if code == CODES["MEM_OBJECT_ALLOCATION_FAILURE"]:
         return MemoryError(routine, code, message)
     kind = LogicError if code <= CODES["INVALID_VALUE"] else RuntimeError
     return kind(routine, code, message)
 
 
-#: Letters for the types of arguments: bit fields have 64 bits.
+#: ctypes of the argument letters below; bit fields have 64 bits.
 TYPES = {
     "p": pointer,
     "i": c_int32,
@@ -123,8 +89,8 @@ TYPES = {
     "z": c_size_t,
     "s": c_char_p,
 }
-#: By the name of a function its place in the table of a platform, and its arguments. It returns a
-#: code; or, where its last argument is `E`, an object, and the code goes where that points to.
+#: Functions by name: place in a platform's table, and letters of the arguments. A function returns
+#: a code; with the last letter `E`, it returns an object, and that argument points to the code.
 FUNCTIONS: Mapping[str, tuple[int, str]] = {
     "clGetPlatformIDs": (0, "upp"),
     "clGetPlatformInfo": (1, "puzpp"),
@@ -132,10 +98,8 @@ FUNCTIONS: Mapping[str, tuple[int, str]] = {
     "clGetDeviceInfo": (3, "puzpp"),
     "clCreateContext": (4, "pupppE"),
     "clReleaseContext": (7, "p"),
-    "clGetContextInfo": (8, "puzpp"),
     "clCreateCommandQueue": (9, "ppfE"),
     "clReleaseCommandQueue": (11, "p"),
-    "clGetCommandQueueInfo": (12, "puzpp"),
     "clCreateBuffer": (14, "pfzpE"),
     "clReleaseMemObject": (18, "p"),
     "clGetMemObjectInfo": (20, "puzpp"),
@@ -168,24 +132,24 @@ FUNCTIONS: Mapping[str, tuple[int, str]] = {
     "clCreateCommandQueueWithProperties": (123, "pppE"),
     "clSetKernelArgSVMPointer": (134, "pup"),
 }
-#: Those that an inference calls.
+#: Functions that an inference calls.
 OFTEN = (
     *("clEnqueueNDRangeKernel", "clEnqueueMapBuffer", "clEnqueueUnmapMemObject"),
     *("clFlush", "clWaitForEvents", "clGetEventInfo", "clReleaseEvent"),
 )
-#: What they take as numbers and as addresses costs them least in this form.
+#: Zero, converted for functions without argument conversion.
 ZERO = c_uint32.from_param(0)
-#: Those that return something else.
+#: Functions that return no code.
 ALLOCATE, FREE = "clSVMAlloc", "clSVMFree"
 SVM_FUNCTIONS: Mapping[str, tuple[int, str]] = {ALLOCATE: (126, "pfzu"), FREE: (127, "pp")}
 Address = Callable[[str], int]
 
 
 class Library:
-    """A driver, or a loader of drivers, by its file: OpenCL's functions are its attributes.
+    """An OpenCL driver or loader, loaded from a file; its attributes are OpenCL's functions.
 
-    They raise what their codes mean; those that make objects return them. Raises `LogicError` where
-    the file cannot be loaded, or is no OpenCL.
+    A function raises the error of its code; one that makes an object returns it. The constructor
+    raises `LogicError` for a file that cannot be loaded or is not OpenCL.
     """
 
     def __init__(self, path: str) -> None:
@@ -217,7 +181,7 @@ class Library:
         return lambda name: load(name.encode()) or 0
 
     def _table(self) -> Address:
-        """Of its first platform."""
+        """A look-up of functions in the table of the first platform."""
         find = self._file.clGetExtensionFunctionAddress
         find.restype, find.argtypes = pointer, [c_char_p]
         address = find(b"clIcdGetPlatformIDsKHR")
@@ -234,7 +198,7 @@ class Library:
         return lambda name: entries[places[name][0]] or 0
 
     def __getattr__(self, name: str) -> Any:
-        """A function, looked up when it is first called."""
+        """A function, looked up at its first call."""
         if name.startswith("_"):
             raise AttributeError(name)
         function = self._function(name)
@@ -243,8 +207,9 @@ class Library:
 
     @cached_property
     def calls(self) -> SimpleNamespace:
-        """What an inference calls: functions that take values of `ctypes` alone, and convert none
-        of them. They raise what their codes mean, but for those that make an object.
+        """The functions of an inference, which take ctypes values without converting them.
+
+        They raise the errors of their codes, except for functions that make objects.
         """
         return SimpleNamespace(**{name: self._unconverted(name) for name in OFTEN})
 
@@ -254,8 +219,8 @@ class Library:
         return self._checked(name, CFUNCTYPE(c_int32)(self._found(name)))
 
     def _checked(self, name: str, function: Any) -> Any:
-        """A function that returns a code, raising what the code means."""
-        if not name.startswith("clRelease"):  # which Python does when nobody listens
+        """A function that raises the error of its code."""
+        if not name.startswith("clRelease"):  # called by the garbage collector
             function.restype = _Codes(name).__getitem__
         return function
 
@@ -283,7 +248,7 @@ def launch_arguments(
     local_size: Sequence[int] | None,
     offset: Sequence[int] | None,
 ) -> tuple[Any, ...]:
-    """What `clEnqueueNDRangeKernel` takes between the queue and the event, converted once."""
+    """Arguments of `clEnqueueNDRangeKernel` between queue and event, converted once."""
     begin, size, group = (
         None if values is None else byref((c_size_t * len(values))(*values))
         for values in (offset, global_size, local_size)
@@ -293,7 +258,7 @@ def launch_arguments(
 
 
 def _creating(name: str, function: Any) -> Callable[..., int]:
-    """A function that makes an object; raises where it made none."""
+    """A function that makes an object, or raises an error."""
 
     def create(*arguments: Any) -> int:
         code = c_int32()
@@ -306,7 +271,7 @@ def _creating(name: str, function: Any) -> Callable[..., int]:
 
 
 class _Codes(dict[int, int]):
-    """Looks up what a function returned: no line of Python runs, and all but a success raises."""
+    """Checks a code by look-up: success runs no Python code, and any other code raises."""
 
     def __init__(self, routine: str) -> None:
         super().__init__({0: 0})

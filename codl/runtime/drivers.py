@@ -1,17 +1,16 @@
-"""OpenCL drivers and pyopencl: drivers are made loadable, pyopencl, or what stands in for it, is
-imported once that is done, and errors of drivers become a `DeviceError`.
+"""Loading of OpenCL drivers and of an OpenCL binding, and conversion of their errors.
 
-The loader finds a driver through `.icd` files. Those of wheels hold placeholder paths and need
-libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries and
-sets the loader's environment. All of that must happen before pyopencl is imported. A driver that no
-loader can enter is one for the stand-in, which needs no loader.
+The binding is pyopencl, or `cl_ctypes` as its stand-in. pyopencl's loader finds drivers by `.icd`
+files. Wheels' files hold placeholder paths, and their drivers need libraries of other wheels. So
+codl writes an ICD folder, preloads these libraries and sets the loader's environment before
+importing pyopencl. Drivers that no loader can enter need the stand-in.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -19,54 +18,80 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
-from codl.boundary import MissingPackageError
-from codl.boundary import explained as missing_extra_explained
-from codl.errors import DeviceError, UnknownNameError
+from codl.errors import DeviceError, MissingPackageError, UnknownNameError
+from codl.errors import explained as missing_extra_explained
+from codl.machine.driver_search import FILENAMES, MADE_BY_CODL, VENDORS, Driver
 from codl.runtime.cl_library import Library
-from codl.runtime.driver_search import FILENAMES, MADE_BY_CODL, VENDORS, Driver, ways_of
 
-#: Names what calls OpenCL; without it pyopencl, or where that is not installed what stands in
-#: for it.
+#: Variable that names the binding; by default pyopencl, or its stand-in if pyopencl is missing.
 BINDING = "CODL_OPENCL"
 BINDINGS = ("pyopencl", "ctypes")
-#: Where Intel's runtime is told which CPU to compile for, and the floats in vectors of those that
-#: have narrower ones than most.
+#: Variable for the CPU that Intel's runtime compiles for, and vector widths of narrow CPUs.
 TARGET = "CL_CONFIG_CPU_TARGET_ARCH"
 TARGET_FLOATS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
-#: Where drivers for a CPU are told how many workers to have.
+#: Variables for the number of workers of CPU drivers.
 COUNTS = ("DPCPP_CPU_NUM_CUS", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
+LOADER_ENTRY, FUNCTION_ENTRY = "clIcdGetPlatformIDsKHR", "clGetPlatformIDs"
+
+
+def needs_stand_in(driver: Driver) -> bool:
+    """Load a driver, which may crash; returns whether OpenCL's loader finds no entry in it.
+
+    Such a driver exports its functions, or, on Pixels, a function that returns each of them. Raises
+    `DeviceError` for other libraries.
+    """
+    if not driver.library:
+        raise DeviceError(f"{driver.file} names no library: remove it, or write one's path to it.")
+    named = f" ({driver.file} names it)" if driver.file else ""
+    try:
+        library = ctypes.CDLL(driver.library)
+    except OSError as error:
+        raise DeviceError(f"It cannot be loaded: {error}{named}.") from error
+    if hasattr(library, LOADER_ENTRY):
+        return False
+    if hasattr(library, "clGetExtensionFunctionAddress"):
+        address_of = library.clGetExtensionFunctionAddress
+        address_of.argtypes, address_of.restype = [ctypes.c_char_p], ctypes.c_void_p
+        if address_of(LOADER_ENTRY.encode()):
+            return False
+    if hasattr(library, "loadOpenCLPointer") or hasattr(library, FUNCTION_ENTRY):
+        return True
+    raise DeviceError(
+        f"{driver.library} is no OpenCL driver{named}: it has neither {LOADER_ENTRY} nor "
+        f"{FUNCTION_ENTRY}."
+    )
 
 
 @contextmanager
 def loaded(wanted: Sequence[Driver], *, cores: Sequence[int]) -> Iterator[None]:
-    """A context in which pyopencl, asked for its platforms for the first time, finds `wanted`.
+    """Context in which the first request for platforms finds exactly the drivers `wanted`.
 
-    `cores`: the host cores of a CPU device; empty for a GPU. Its context and its queue are made
-    inside, too: drivers look for such settings when they first need them. The loader looks only
-    once in a process: where it has, it finds what it did.
+    `cores` are the host cores of a CPU device, empty for a GPU. The device's context and queue must
+    be made inside, since drivers read their settings late. The loader searches once per process;
+    later contexts find the same drivers.
     """
-    # One worker a core, and the thread that waits takes no part in the kernels.
+    # One worker per core, as the waiting thread takes no part in kernels.
     settings = dict.fromkeys(COUNTS, str(len(cores))) if cores else {}
     with (
         TemporaryDirectory(prefix=MADE_BY_CODL) as folder,
         _environment({VENDORS: folder, FILENAMES: "", **settings}),
     ):
         for library in (path for driver in wanted for path in driver.preload):
-            with suppress(OSError):  # the driver reports what it really misses
+            with suppress(OSError):  # the driver reports libraries that it really needs
                 ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-        ways = ways_of(wanted)
-        for index, driver in enumerate(ways):
-            (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
-        needs_none = any(entry != "loader" for entry in ways.values())
-        with _environment({BINDING: os.environ.get(BINDING) or "ctypes"} if needs_none else {}):
+        binding = os.environ.get(BINDING, "")
+        for index, driver in enumerate(wanted):
+            with suppress(DeviceError):
+                if needs_stand_in(driver):
+                    binding = binding or "ctypes"
+                (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
+        with _environment({BINDING: binding} if binding else {}):
             yield
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """This process's environment with these values inside: programs that it starts have their own
-    OpenCL.
-    """
+    """Set variables inside, and restore them afterwards for child processes, which choose anew."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -79,15 +104,9 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-_NO_CACHE = "PYOPENCL_NO_CACHE"
-
-
 @cache
 def cl_module() -> Any:
-    """pyopencl or its stand-in; call it first inside `loaded`.
-
-    Raises `CodlError` where `BINDING` names something else, or what is not installed.
-    """
+    """The OpenCL binding; call it inside `loaded` first. Raises `CodlError` if it is missing."""
     process_of_drivers()
     wanted = os.environ.get(BINDING, "")
     if wanted and wanted not in BINDINGS:
@@ -105,77 +124,60 @@ def cl_module() -> Any:
 
 @cache
 def is_stand_in() -> bool:
-    """Whether the module is not pyopencl itself."""
+    """Whether the binding is the stand-in for pyopencl."""
     return bool(cl_module().__name__ != "pyopencl")
-
-
-def binding() -> str:
-    """What calls OpenCL in this process; "" where nothing does yet."""
-    if not cl_module.cache_info().currsize:
-        return ""
-    return "ctypes" if is_stand_in() else "pyopencl"
 
 
 @cache
 def loader() -> Library:
-    """The functions of the loader that pyopencl uses; raises `LogicError` where it shows none."""
+    """The functions of pyopencl's loader; raises `LogicError` if it exports none."""
     return Library(cl_module()._cl.__file__)
 
 
 def _pyopencl() -> Any:
-    before = os.environ.get(_NO_CACHE)
-    # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
-    os.environ[_NO_CACHE] = "1"
-    try:
-        with missing_extra_explained():
-            import pyopencl
-            import pyopencl.invoker
-    finally:
-        if before is None:
-            del os.environ[_NO_CACHE]
-        else:
-            os.environ[_NO_CACHE] = before
+    # pyopencl would cache binaries beside those of `device.programs`. It reads the variable once.
+    with _environment({"PYOPENCL_NO_CACHE": "1"}), missing_extra_explained():
+        import pyopencl
+        import pyopencl.invoker
 
     return pyopencl
 
 
 @cache
 def process_of_drivers() -> int:
-    """The process that loads OpenCL: one forked from it has the drivers without their threads."""
+    """Id of the process that loads OpenCL; its forks have the drivers without their threads."""
     return os.getpid()
 
 
 def build_program(program: Any, options: str | Sequence[str]) -> None:
-    """Build without a warning: drivers chat on success too.
-
-    What they say about a failure is in its exception.
-    """
-    with _replaced("compiler_output"):
+    """Build a program without pyopencl's warning of compiler output; errors contain this output."""
+    with _replaced():
         program.build(options=options)
 
 
 def make_kernel(program: Any, name: str) -> Any:
-    """A kernel; those with as many arguments and the same name share functions that set them.
+    """A kernel whose argument-setting functions are shared by kernels with the same signature.
 
-    Without its cache pyopencl writes and compiles them for every kernel object: that is a
-    millisecond each, and Python keeps the texts for ever. Where a version does it in another way it
-    is left alone.
+    Otherwise pyopencl writes and compiles such functions for every kernel object: a millisecond
+    each, and Python keeps their texts. Other versions of pyopencl are left unchanged.
     """
-    with _replaced("invoker"):
+    with _replaced():
         return cl_module().Kernel(program, name)
 
 
 class _Replaced:
-    """A function of a module is another as long as somebody is inside.
+    """Replaces functions of pyopencl while any thread is inside, and restores them afterwards."""
 
-    The rest of the process, which may use the module too, has its usual one again afterwards.
-    """
-
-    def __init__(self, module: Any, name: str, other: Callable[[Any], Any]) -> None:
-        self._module, self._name = module, name
-        self._usual = getattr(module, name, None)
-        self._other = None if self._usual is None else other(self._usual)
+    def __init__(self) -> None:
+        cl, generate = cl_module(), "_generate_enqueue_and_set_args_module"
         self._lock, self._inside = Lock(), 0
+        invoker = getattr(cl, "invoker", None)
+        #: Module and name of each function, with the usual one and codl's.
+        self._functions: list[tuple[Any, str, Any, Any]] = []
+        if hasattr(cl, "compiler_output"):
+            self._functions.append((cl, "compiler_output", cl.compiler_output, lambda text: None))
+        if usual := getattr(invoker, generate, None):
+            self._functions.append((invoker, generate, usual, cache(usual)))
 
     def __enter__(self) -> None:
         self._change(1)
@@ -184,23 +186,18 @@ class _Replaced:
         self._change(-1)
 
     def _change(self, by: int) -> None:
-        if self._usual is None:
-            return
         with self._lock:
             self._inside += by
-            setattr(self._module, self._name, self._other if self._inside else self._usual)
+            for module, name, usual, own in self._functions:
+                setattr(module, name, own if self._inside else usual)
 
 
 @cache
-def _replaced(name: str) -> _Replaced:
-    cl = cl_module()
-    if name == "invoker":
-        module = getattr(cl, "invoker", None)
-        return _Replaced(module, "_generate_enqueue_and_set_args_module", cache)
-    return _Replaced(cl, name, lambda usual: lambda text: None)
+def _replaced() -> _Replaced:
+    return _Replaced()
 
 
-#: What OpenCL's codes say to somebody who does not know them by heart.
+#: Meanings of OpenCL's error codes.
 _MEANINGS = {
     "OUT_OF_RESOURCES": "a work-group needs more registers or local memory than the device has, "
     "or another process took them",
@@ -221,7 +218,7 @@ _MEANINGS = {
 
 @contextmanager
 def as_device_error(action: str) -> Iterator[None]:
-    """Turn what a driver raises inside into a `DeviceError`: what failed, the code, its meaning."""
+    """Turn a driver's error into a `DeviceError` with the action, the code and its meaning."""
     try:
         yield
     except Exception as error:
@@ -233,10 +230,6 @@ def as_device_error(action: str) -> Iterator[None]:
 
 
 def describe(code: int) -> str:
-    """OpenCL's name of an error's code, such as OUT_OF_RESOURCES, and what it means."""
-    name = code_name(code)
+    """OpenCL's name of an error code, such as OUT_OF_RESOURCES, with its meaning."""
+    name = str(cl_module().status_code.to_string(code, "code %d"))
     return f"{name}: {_MEANINGS[name]}" if name in _MEANINGS else name
-
-
-def code_name(code: int) -> str:
-    return str(cl_module().status_code.to_string(code, "code %d"))

@@ -1,59 +1,62 @@
-"""A process beside a command that ends it where Python cannot: inside a driver that hangs.
+"""A guard process that ends a command inside a hanging driver, which Python cannot do.
 
-Python acts on Ctrl-C between two of its own instructions. A driver that does not return leaves
-none, and may hold the interpreter's lock, so that no thread of the command can end it either. The
-guard is forked before the command loads anything, and waits: for a signal, or for a time limit.
+Python handles Ctrl-C between two of its own instructions. A hanging driver may hold the
+interpreter's lock, so that no thread of the command can end it. The guard is forked before the
+command loads anything, and waits for a signal or a time limit.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import select
 import signal
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from time import monotonic
 from typing import NoReturn
 
-#: So long a command may take to end once it was interrupted, in seconds.
+#: Seconds for an interrupted command to end.
 END_S = 4.0
-#: The signals that interrupt a command. Python writes the number of each that comes to the pipe.
+#: Signals that interrupt a command; Python writes their numbers to the pipe.
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-#: The byte in front of a time limit, which is no signal's number, and the limit's format.
-LIMIT, SECONDS = 255, struct.Struct("<d")
+#: Byte that announces another time limit, which is no signal number; and format of the limit.
+CHANGED, SECONDS = b"\xff", struct.Struct("<d")
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = "Interrupted. A driver or a library did not return, so the command was ended."
 OVER = "The time is over. A driver or a library did not return, so the command was ended."
 
-#: The pipe to the guard of this process; none where there is no guard.
-_pipes: list[int] = []
-#: When this process ends, by `monotonic`, of each `within` that was entered; the first counts.
-_due = [float("inf")]
+#: The pipe to this process's guard, if any, and the memory with the time limit.
+_guards: list[tuple[int, mmap.mmap]] = []
+#: Time limits by `monotonic`, one for each active `within`; the earliest applies.
+_limits = [inf]
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Inside, a signal of `INTERRUPTS` ends this process after `END_S`; forks, so enter it first.
+    """Kill this process `END_S` seconds after an interrupt inside, unless it has ended.
 
-    It is ended by SIGKILL where it has not ended by itself.
+    Enter it before anything is loaded, as it forks.
     """
     reader, writer = os.pipe()
-    command = os.getpid()
+    limit, command = mmap.mmap(-1, SECONDS.size), os.getpid()
+    SECONDS.pack_into(limit, 0, inf)
     guard = os.fork()
     if guard == 0:
         os.close(writer)
-        _watch(reader, command)
+        _watch(reader, limit, command)
     os.close(reader)
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    _pipes.append(writer)
+    _guards.append((writer, limit))
     try:
         yield
     finally:
         if os.getpid() == command:
-            _pipes.remove(writer)
+            _guards.remove((writer, limit))
             signal.set_wakeup_fd(before)
             os.close(writer)
             with suppress(OSError):
@@ -63,34 +66,35 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Inside, a guarded process is ended after `seconds`; an unguarded one is not."""
+    """Kill a guarded process that stays inside for `seconds`; has no effect without a guard."""
     due = monotonic() + seconds
     try:
-        _due.append(due)
-        _tell(min(_due))
+        _limits.append(due)
+        _announce()
         yield
     finally:
-        _due.remove(due)
-        _tell(min(_due))
+        _limits.remove(due)
+        _announce()
 
 
-def _tell(due: float) -> None:
-    for pipe in _pipes:
+def _announce() -> None:
+    for pipe, limit in _guards:
+        SECONDS.pack_into(limit, 0, min(_limits))
         with suppress(OSError):
-            os.write(pipe, bytes([LIMIT]) + SECONDS.pack(due))
+            os.write(pipe, CHANGED)
 
 
-def _watch(reader: int, command: int) -> NoReturn:
-    """Be the guard: end the command once it was interrupted, or its time is over."""
+def _watch(reader: int, limit: mmap.mmap, command: int) -> NoReturn:
+    """Act as the guard: end the command after an interrupt or a time limit."""
     try:
         for number in (*INTERRUPTS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        with suppress(OSError, AttributeError):  # where the guard cannot end with it, the pipe does
+        with suppress(OSError, AttributeError):  # otherwise the pipe's end stops the guard
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1):  # whoever reads the command's output waits for its end alone
+        for stream in (0, 1):  # readers of the command's output wait for its end only
             os.dup2(nothing, stream)
-        said = _until_due(reader, command)
+        said = _until_due(reader, limit, command)
         if said and os.getppid() == command:
             os.write(2, f"Error: {said}\n".encode())
             os.kill(command, signal.SIGKILL)
@@ -98,26 +102,21 @@ def _watch(reader: int, command: int) -> NoReturn:
         os._exit(0)
 
 
-def _until_due(reader: int, command: int) -> str:
-    """Wait until the command must end, and say why; empty where it has ended by itself."""
-    due, said, content = float("inf"), "", b""
+def _until_due(reader: int, limit: mmap.mmap, command: int) -> str:
+    """Wait until the command must end; returns the reason, or "" if it ended by itself."""
+    interrupted = inf
     while os.getppid() == command:
+        (due,), said = SECONDS.unpack_from(limit), OVER
+        if interrupted < inf:
+            due, said = interrupted, INTERRUPTED
         left = due - monotonic()
         if left <= 0:
             return said
-        if not select.select([reader], [], [], None if left == float("inf") else left)[0]:
+        if not select.select([reader], [], [], None if left == inf else left)[0]:
             continue
-        more = os.read(reader, 4096)
-        if not more:
+        content = os.read(reader, 4096)
+        if not content:
             return ""
-        content += more
-        while content and (content[0] != LIMIT or len(content) > SECONDS.size):
-            if content[0] == LIMIT:
-                if said != INTERRUPTED:
-                    (due,), said = SECONDS.unpack(content[1 : 1 + SECONDS.size]), OVER
-                content = content[1 + SECONDS.size :]
-                continue
-            if content[0] in INTERRUPTS and said != INTERRUPTED:
-                due, said = monotonic() + END_S, INTERRUPTED
-            content = content[1:]
+        if interrupted == inf and set(content) & {*INTERRUPTS}:
+            interrupted = monotonic() + END_S
     return ""

@@ -1,47 +1,85 @@
-"""Device handles of an executable's buffers, kernels and nets; a session binds commands to them."""
+"""Handles of an executable's buffers, constants, kernels and nets, to which commands are bound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, DeviceError, MissingPackageError, explained
+from codl.ir.constants import Arrays
 from codl.ir.executable import (
+    Access,
     Argument,
     Buffer,
+    Command,
     Constant,
     Executable,
+    Fill,
     GpuOp,
     Launch,
-    Program,
+    NcnnNet,
+    Net,
+    OpenVinoNet,
+    Port,
     Raise,
     Refusal,
     Scratch,
     Slice,
 )
-from codl.ir.executable_check import UnfitError, check_weight
 from codl.ir.ops.base import Array
-from codl.records.span_names import span_of
-from codl.runtime.cache import VariantBlocklist
+from codl.ir.records.profile import SpanName, span_of
+from codl.lower.nets import TAG
+from codl.machine import threads
+from codl.machine.cache import VariantBlocklist
 from codl.runtime.drivers import as_device_error, make_kernel
-from codl.runtime.host_handles import HostHandles
 from codl.runtime.launch import BoundKernel
-from codl.runtime.loaded import StepCallback, no_callback
-from codl.runtime.memory import DeviceMemory, Flag, Staging, allocate, upload
+from codl.runtime.loaded import StepCallback, Timeline, no_callback
+from codl.runtime.memory import DeviceMemory, Flag, Staging, aligned_zeros, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 
+class CpuNet(Protocol):
+    """A net that is ready to run."""
+
+    label: str
+
+    def run(self) -> None:
+        """Compute the outputs from the present content of the input arrays."""
+        ...
+
+    def run_layers(self) -> Mapping[str, float]:
+        """Compute layer by layer; returns the end of each in seconds of `perf_counter`, in order.
+
+        Computes nothing and returns no ends if the library reports no layers.
+        """
+        ...
+
+
+def profile_net(net: CpuNet, timeline: Timeline) -> None:
+    """Run a net and add its span, and its layers' spans if the timeline has layers."""
+    start = perf_counter()
+    ends = net.run_layers() if timeline.layers else {}
+    if not ends:
+        net.run()
+    timeline.cpu("net", net.label, start, perf_counter())
+    for layer, end in ends.items():
+        timeline.cpu("layer", layer, start, end)
+        start = end
+
+
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
-    `refusals` are the steps that the device refuses, with the reason. `on_step` is called with
-    every step before the driver is asked for its kernels.
+    `refusals` maps refused steps to reasons. `on_step` receives each step before building its
+    kernels. With `own_memory`, nets use their own pools (see `NcnnSession`).
     """
 
     def __init__(
@@ -52,47 +90,46 @@ class Handles:
         own_memory: bool = False,
         on_step: StepCallback = no_callback,
     ) -> None:
-        self._executable, self._device = executable, device
-        self._on_step = on_step
+        self.executable, self.device = executable, device
+        self._own_memory, self._on_step = own_memory, on_step
+        self._packed: tuple[int, Arrays] = (-1, {})
         self.refusals: dict[int, str] = {}
-        #: Bytes of weights that kernels read.
-        self.weight_bytes = 0
+        #: Bytes of weights that kernels and nets read.
+        self.gpu_weight_bytes = self.cpu_weight_bytes = 0
+        self.nets: list[CpuNet] = []
         commands = [*executable.setup, *executable.commands]
         self._launches = [command for command in commands if isinstance(command, Launch)]
-        self._memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
-        # Without a reference back, so that all of it goes as soon as it is let go.
-        memory = self._memory
-        #: The CPU's side of it.
-        self.host = HostHandles(
-            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory
-        )
+        self.memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
         self._constants = self._upload()
         self._programs: dict[int, cl.Program] = {}
-        self._kernels: dict[Launch, BoundKernel] = {}
+        self.kernels: dict[Launch, BoundKernel] = {}
         for launch in self._launches:
             if launch.step not in self.refusals:
                 self._bind(launch)
-        self._flags: dict[Raise, Flag] = {}
+        #: The flag that a command raises, for every binding of the command.
+        self.flags: dict[Raise, Flag] = {}
         for command in commands:
-            if isinstance(command, Raise):  # nothing stands in for a flag's kernel
-                memory_of_flag, name = self._memory[command.buffer], command.kernel
+            if isinstance(command, Raise):  # a flag's kernel has no replacement
+                memory_of_flag, name = self.memory[command.buffer], command.kernel
                 with as_device_error("Binding the kernel of a flag"):
                     kernel = make_kernel(self._program(command.program), name)
                     bound = BoundKernel(name, kernel, (1,), (1,), [memory_of_flag.argument])
-                self._flags[command] = Flag(device, memory_of_flag.words, bound)
+                self.flags[command] = Flag(device, memory_of_flag.array, bound)
 
     # Memory.
 
     def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
+        if not self.executable.needs_gpu:
+            return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
         try:
-            return allocate(buffer, self._device)
+            return allocate(buffer, self.device)
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
             return DeviceMemory()
 
     def _users(self, buffer: int) -> set[int]:
-        """The steps with kernels that use a buffer."""
-        tensors = self._executable.tensors
+        """The steps whose kernels use a buffer."""
+        tensors = self.executable.tensors
 
         def uses(arg: Argument) -> bool:
             if isinstance(arg, Slice):
@@ -101,19 +138,52 @@ class Handles:
 
         return {launch.step for launch in self._launches if any(map(uses, launch.args))}
 
-    def argument(self, buffer: int) -> Any:
-        """A buffer as kernels take it."""
-        return self._memory[buffer].argument
-
     def staging(self, buffer: int) -> Staging:
-        memory = self._memory[buffer].staging
+        memory = self.memory[buffer].staging
         assert memory is not None
         return memory
 
+    def view(self, access: Access) -> Array:
+        """A region of a planar tensor of the CPU, shaped (images, channels, rows, columns)."""
+        tensor = self.executable.tensors[access.tensor]
+        held = tensor.held.shape(tensor.shape)
+        whole = self.memory[tensor.buffer].flat[: held.elements].reshape(held)
+        view: Array = whole[access.region.within(tensor.held).slices]
+        return view
+
+    def arrays(self, ports: Mapping[str, Port]) -> dict[str, Array]:
+        """The arrays of inputs or outputs by name, in the network's shapes."""
+        tensors = self.executable.tensors
+        return {
+            name: self.view(Access(port.tensor, tensors[port.tensor].held)).reshape(port.shape)
+            for name, port in ports.items()
+        }
+
     # Constants.
 
+    def packed(self, number: int) -> Arrays:
+        """Packed arrays of constants by number; the last ones are cached."""
+        if self._packed[0] != number:
+            with threads.one_blas_thread():
+                self._packed = (number, self.executable.constants[number].arrays())
+        return self._packed[1]
+
+    def forget_packed(self) -> None:
+        self._packed = (-1, {})
+
+    def fill(self, command: Fill) -> None:
+        """Copy a constant to its tensor; raises `CodlError` for another shape."""
+        constant, target = command.constant, self.view(command.target)
+        values = self.packed(constant.constants)[constant.name]
+        if values.shape != target.shape:
+            raise CodlError(
+                f"The constant {constant.name!r} of {self.executable.model!r} must be "
+                f"{target.shape}, got {values.shape}."
+            )
+        np.copyto(target, values)
+
     def _upload(self) -> dict[Constant, cl.MemoryObject]:
-        """The constants of kernels in memory of the device."""
+        """Upload the constants of kernels."""
         users: dict[Constant, set[int]] = {}
         for launch in self._launches:
             for arg in launch.args:
@@ -121,31 +191,16 @@ class Handles:
                     users.setdefault(arg, set()).add(launch.step)
         uploaded = {}
         for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
-            values = self.host.packed(constant.constants)[constant.name]
-            self._check_size(constant, values, steps)
+            values = self.packed(constant.constants)[constant.name]
             try:
-                uploaded[constant] = upload(values, constant, self._device)
+                uploaded[constant] = upload(values, constant, self.device)
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue
-            self.weight_bytes += uploaded[constant].size
+            self.gpu_weight_bytes += uploaded[constant].size
         return uploaded
 
-    def _check_size(self, constant: Constant, values: Array, steps: Iterable[int]) -> None:
-        """Raise `CodlError` for an array that is too small for the op of one of some steps."""
-        for number in steps:
-            step = self._executable.steps[number]
-            if not isinstance(step, GpuOp) or step.constants != constant.constants:
-                continue
-            try:
-                check_weight(step.ops[0], constant.name, values.size)
-            except UnfitError as error:
-                raise CodlError(f"The executable is not sound: steps[{number}], {error}.") from None
-
     # Kernels.
-
-    def kernel(self, launch: Launch) -> BoundKernel:
-        return self._kernels[launch]
 
     def _bind(self, launch: Launch) -> None:
         self._on_step(launch.step)
@@ -154,83 +209,77 @@ class Handles:
         except DeviceError as error:
             self._refuse([launch.step], str(error))
         else:
-            self._kernels[launch] = bound
+            self.kernels[launch] = bound
 
     def bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
-        name = self._executable.programs[launch.program].name
+        name = self.executable.programs[launch.program].name
         with as_device_error(f"Binding the kernels of {name}"):
             kernel = make_kernel(program, launch.kernel)
             values = [value for arg in launch.args for value in self._values(arg)]
             bound = BoundKernel(
-                self._name(launch), kernel, launch.global_size, launch.local_size, values
+                self.span(launch).label, kernel, launch.global_size, launch.local_size, values
             )
-            bound.check(self._device.device)
+            bound.check(self.device.device)
             return bound
-
-    def source(self, launch: Launch) -> tuple[Program, str]:
-        """The program of a launch, and its text."""
-        program = self._executable.programs[launch.program]
-        return program, self._executable.texts[program.text]
-
-    def flag(self, command: Raise) -> Flag:
-        """The flag that a command raises, however often that is bound."""
-        return self._flags[command]
 
     def _program(self, number: int) -> cl.Program:
         if number not in self._programs:
-            program = self._executable.programs[number]
-            text = self._executable.texts[program.text]
-            built = self._device.programs.build_text(program.name, text, program.options)
+            program = self.executable.programs[number]
+            text = self.executable.texts[program.text]
+            built = self.device.programs.build_text(program.name, text, program.options)
             self._programs[number] = built
         return self._programs[number]
 
     def _values(self, arg: Argument) -> list[Any]:
         if isinstance(arg, Slice):
-            tensor = self._executable.tensors[arg.tensor]
+            tensor = self.executable.tensors[arg.tensor]
             place = tensor.place(arg.region, arg.image)
-            return [self._memory[tensor.buffer].argument, *map(np.int32, place)]
+            return [self.memory[tensor.buffer].argument, *map(np.int32, place)]
         if isinstance(arg, Constant):
             return [self._constants[arg]]
         if isinstance(arg, Scratch):
-            return [self._memory[arg.buffer].argument]
+            return [self.memory[arg.buffer].argument]
         return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
-    def _name(self, launch: Launch) -> str:
-        """What spans and messages call a kernel."""
-        span = span_of(self._executable, launch)
+    def span(self, command: Command) -> SpanName:
+        """Kind and name of a command in spans and messages."""
+        span = span_of(self.executable, command)
         assert span is not None
-        return span.label
+        return span
 
     def refuse_blocked(self) -> None:
-        """Leave steps to other variants whose own is known to compute something wrong here."""
-        reason_of = cache(VariantBlocklist(self._device.programs.identity).reason)
-        for number, step in enumerate(self._executable.steps):
-            if isinstance(step, GpuOp) and step.variant:
-                kind, _, _ = step.ops[0].partition(" ")
-                if reason := reason_of(f"{kind} {step.variant}"):
-                    self._refuse([number], reason)
+        """Refuse steps whose variant is known to compute wrong results on this driver."""
+        steps = enumerate(self.executable.steps)
+        chosen = [(n, step) for n, step in steps if isinstance(step, GpuOp) and step.variant]
+        if not chosen:
+            return
+        reason_of = cache(VariantBlocklist(self.device.programs.identity).reason)
+        for number, step in chosen:
+            kind, _, _ = step.ops[0].partition(" ")
+            if reason := reason_of(f"{kind} {step.variant}"):
+                self._refuse([number], reason)
 
     def try_kernels(self) -> None:
-        """Run every kernel once to its end: what a driver does or refuses at a first launch."""
+        """Run every kernel once to its end, as drivers may refuse kernels at the first launch."""
         for launch in self._launches:
             if launch.step in self.refusals:
                 continue
-            kernel = self._kernels[launch]
+            kernel = self.kernels[launch]
             self._on_step(launch.step)
             try:
                 with as_device_error(f"Running the kernel {kernel.name!r}"):
-                    self._device.run([kernel])
+                    self.device.run([kernel])
             except DeviceError as error:
                 self._refuse([launch.step], str(error))
-        for flag in self._flags.values():
+        for flag in self.flags.values():
             flag.enqueue()
             flag.wait()
 
     def _refuse(self, steps: Iterable[int], reason: str) -> None:
-        """Note what others may stand in for; raises `DeviceError` where nothing may."""
+        """Record refused steps for replacement; raises `DeviceError` if one cannot be replaced."""
         users = list(steps)
         for step in users:
-            if not isinstance(self._executable.steps[step], GpuOp):
+            if not isinstance(self.executable.steps[step], GpuOp):
                 raise DeviceError(reason)
             self.refusals.setdefault(step, reason)
         if not users:
@@ -238,10 +287,42 @@ class Handles:
 
     @property
     def refused(self) -> list[Refusal]:
-        """What the device refuses, as whoever lowered it wants to hear."""
+        """The refused ops, with their variants, choices and reasons."""
         refused = []
         for step, reason in self.refusals.items():
-            op = self._executable.steps[step]
+            op = self.executable.steps[step]
             assert isinstance(op, GpuOp)
             refused.append(Refusal(op.label, op.variant, op.choice, reason))
         return refused
+
+    # Nets.
+
+    def make_nets(self) -> None:
+        """Make the CPU's nets; raises `DeviceError` if a library refuses one."""
+        self.nets = [self._net(net) for net in self.executable.nets]
+        self.forget_packed()
+
+    def _net(self, net: Net) -> CpuNet:
+        """Import the net's library and make the net."""
+        views, results = ([self.view(end) for end in side] for side in (net.reads, net.writes))
+        arguments = views, results, self._counted, self.device.soc
+        if isinstance(net, NcnnNet):
+            # Its OpenMP counts the available cores when it is loaded.
+            with threads.pinned(threads.INITIAL_CORES), explained():
+                from codl.runtime.ncnn_net import NcnnSession
+            return NcnnSession(net, *arguments, own_memory=self._own_memory)
+        with explained():
+            from codl.runtime.onnx_nets import OnnxSession, OpenVinoSession
+        if not isinstance(net, OpenVinoNet):
+            return OnnxSession(net, *arguments)
+        if find_spec("openvino") is None:
+            raise MissingPackageError("openvino", f"the net {net.label!r}", "openvino")
+        return OpenVinoSession(net, *arguments)
+
+    def _counted(self, number: int) -> Arrays:
+        """The packed weights of a net, counted once."""
+        is_new = self._packed[0] != number
+        arrays = self.packed(number)
+        if is_new:
+            self.cpu_weight_bytes += sum(a.nbytes for name, a in arrays.items() if name != TAG)
+        return arrays

@@ -1,15 +1,15 @@
 """Kernels with their arguments, ready to be enqueued.
 
-Without an event they go past pyopencl, which asks the driver for one each time. An NVIDIA H200
-starts the next kernel 1.9 us earlier where the one before has no event, and the host needs 3.4 us
-a launch and not 4.6. On a CPU an event costs nothing, and pyopencl's call less than that by ctypes.
+Launches without an event bypass pyopencl, which always makes an event. Without events, an NVIDIA
+H200 starts the next kernel 1.9 us earlier, and the host needs 3.4 us per launch instead of 4.6. On
+a CPU an event costs nothing, and pyopencl's call is faster than one by ctypes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,10 +25,9 @@ Call: TypeAlias = Callable[[], object]
 
 
 class BoundKernel:
-    """A kernel with its arguments set, ready to be enqueued at once.
+    """A kernel with its arguments set, ready to be enqueued.
 
-    `offset` is where it begins, of a piece of a launch. Raises `DeviceError` where the values are
-    more or fewer than the arguments that it takes.
+    `offset` is a piece's first work-item. Raises `DeviceError` for a wrong number of values.
     """
 
     __slots__ = (
@@ -46,7 +45,7 @@ class BoundKernel:
         *,
         offset: Sizes | None = None,
     ) -> None:
-        if len(values) != kernel.num_args:  # which pyopencl tells by a TypeError
+        if len(values) != kernel.num_args:  # a TypeError in pyopencl
             raise DeviceError(
                 f"The kernel {kernel.function_name!r} of {name!r} takes {kernel.num_args} "
                 f"arguments, and its launch has {len(values)}."
@@ -54,7 +53,7 @@ class BoundKernel:
         kernel.set_args(*values)
         self.name, self.kernel, self.offset = name, kernel, offset
         self.global_size, self.local_size = global_size, local_size
-        #: Kernels do not keep their buffers alive.
+        #: Kept here, as kernels do not keep their buffers alive.
         self.values = values
         self._arguments = launch_arguments(kernel.int_ptr, global_size, local_size, offset)
         self._queue: cl.CommandQueue | None = None
@@ -64,14 +63,14 @@ class BoundKernel:
         return self.with_event(queue)()
 
     def with_event(self, queue: cl.CommandQueue) -> Callable[[], cl.Event]:
-        """What enqueues it, with nothing left to look up."""
+        """A function that enqueues the kernel with an event, without further look-ups."""
         if is_stand_in():
             return partial(queue.launch, self._arguments)
         sizes = self.global_size, self.local_size, self.offset
         return partial(cl_module().enqueue_nd_range_kernel, queue, self.kernel, *sizes)
 
     def calls(self, queue: cl.CommandQueue, *, is_cpu: bool) -> tuple[Call, ...]:
-        """The same where nobody wants the event; kept for the next time on this queue."""
+        """Functions that enqueue the kernel without an event, cached for the present queue."""
         if self._queue is not queue:
             self._queue, self._calls = queue, self._unseen(queue, is_cpu=is_cpu)
         return self._calls
@@ -87,10 +86,7 @@ class BoundKernel:
         return partial(function, *self._arguments, byref(event)), release
 
     def check(self, device: cl.Device) -> None:
-        """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
-
-        Only now that the kernel is built does the driver tell what it needs.
-        """
+        """Raise `DeviceError` if the built kernel needs more than the device allows."""
         info, kernel, local = cl_module().kernel_work_group_info, self.kernel, self.local_size
         used = kernel.get_work_group_info(info.LOCAL_MEM_SIZE, device)
         if used > device.local_mem_size:
@@ -121,23 +117,18 @@ def _product(sizes: Sequence[int]) -> str:
 
 
 def enqueue_function(queue: cl.CommandQueue, *, is_cpu: bool) -> Callable[..., object] | None:
-    """`clEnqueueNDRangeKernel` on a queue past pyopencl; None where pyopencl's way is faster.
+    """The loader's `clEnqueueNDRangeKernel` for a queue; None if pyopencl's call is faster.
 
-    A CPU's driver makes events for next to nothing, Intel's takes longer over kernels without, and
-    pyopencl's call takes the host less than two by ctypes.
+    pyopencl is faster on a CPU: events cost its drivers almost nothing, and Intel's driver takes
+    longer for launches without them.
     """
     if is_stand_in():
         function: Callable[..., object] = queue.enqueue
         return function
-    if is_cpu or (call := _function_of_loader()) is None:
+    if is_cpu:
         return None
-    return partial(call, c_void_p.from_param(queue.int_ptr))
-
-
-@cache
-def _function_of_loader() -> Callable[..., object] | None:
     try:
-        function: Callable[..., object] = loader().calls.clEnqueueNDRangeKernel
+        call = loader().calls.clEnqueueNDRangeKernel
     except Error:
         return None
-    return function
+    return partial(call, c_void_p.from_param(queue.int_ptr))

@@ -1,6 +1,4 @@
-"""Interface of a loaded executable, here or behind an agent, and the spans of a profile: what each
-processor did when, of one inference.
-"""
+"""Interface of a loaded executable, local or remote, and collection of a profile's spans."""
 
 from __future__ import annotations
 
@@ -14,25 +12,24 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
-from codl.records.gpu_limits import LimitedGpu
-from codl.records.results import SpanKind, TimeSpan
+from codl.ir.records.gpu_limits import LimitedGpu
+from codl.ir.records.results import SpanKind, TimeSpan
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 
-#: Called with the number of a step before its kernels are built or run for the first time, and with
-#: -1 after the last one.
+#: Receives the number of each step before its kernels are built or first run, and -1 at the end.
 StepCallback: TypeAlias = Callable[[int], object]
 
 
 def no_callback(step: int) -> None:
-    """The default: steps are not reported."""
+    """Default: report no steps."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled program: the `.cl` file, a digest of its text, the options, the driver's bytes."""
+    """A compiled program: name of the `.cl` file, digest of its text, options, driver's binary."""
 
     name: str
     source: str
@@ -46,21 +43,15 @@ class Binary:
 
 @dataclass(frozen=True)
 class Offer:
-    """Binaries, and the `Programs.identity` that they were compiled for."""
+    """Binaries, with the `Programs.identity` that they were compiled for."""
 
     identity: Mapping[str, str]
     binaries: tuple[Binary, ...]
 
-    def fits(self, identity: Mapping[str, str]) -> bool:
-        return dict(self.identity) == dict(identity)
-
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on either side: tensors, and weights as they are handed to kernels and libraries.
-
-    How ncnn arranges weights it does not tell.
-    """
+    """Bytes of tensors and weights on each side, without libraries' own copies of weights."""
 
     cpu_bytes: int
     gpu_bytes: int
@@ -68,16 +59,13 @@ class Footprint:
     gpu_weight_bytes: int
 
     @property
-    def weight_bytes(self) -> int:
-        return self.cpu_weight_bytes + self.gpu_weight_bytes
-
-    @property
     def total(self) -> int:
-        return self.cpu_bytes + self.gpu_bytes + self.weight_bytes
+        weights = self.cpu_weight_bytes + self.gpu_weight_bytes
+        return self.cpu_bytes + self.gpu_bytes + weights
 
 
 class RefusedError(DeviceError):
-    """A device does not run some of an executable's kernels; `refusals` says which."""
+    """A device refuses some of an executable's kernels, listed in `refusals`."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("; ".join(f"{refusal.label!r}: {refusal}" for refusal in refusals))
@@ -85,10 +73,7 @@ class RefusedError(DeviceError):
 
 
 class Loaded(Protocol):
-    """An executable that is allocated, built and bound.
-
-    Fill the arrays of `inputs`, `run`, and read those of `outputs` before the next run.
-    """
+    """A loaded executable: fill `inputs`, call `run`, read `outputs` before the next run."""
 
     @property
     def executable(self) -> Executable: ...
@@ -101,19 +86,17 @@ class Loaded(Protocol):
 
     @property
     def limited(self) -> LimitedGpu | None:
-        """How the GPU's limits are kept; None without any."""
+        """Effect of the GPU's limits; None without limits."""
         ...
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held by whatever runs something on the same processors."""
+        """Held during any work on the same processors."""
         ...
 
     def run(self) -> None: ...
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
-        """What each processor did when in one inference; with the `layers` of nets, too, where a
-        library computes them one by one.
-        """
+        """The spans of one inference; with `layers` also spans of nets' layers."""
         ...
 
     def close(self) -> None: ...
@@ -121,9 +104,7 @@ class Loaded(Protocol):
 
 @dataclass
 class Timeline:
-    """Collects spans while a profiled inference runs, of a net's `layers` too where they are asked
-    for.
-    """
+    """Collects the spans of a profiled inference; with `layers` also spans of nets' layers."""
 
     layers: bool = False
     _origin: float = field(default_factory=perf_counter)
@@ -131,20 +112,20 @@ class Timeline:
     _gpu: list[tuple[SpanKind, str, float, cl.Event, cl.Event]] = field(default_factory=list)
 
     def cpu(self, kind: SpanKind, label: str, start: float, end: float) -> None:
-        """A span on the CPU, in seconds of `perf_counter`."""
+        """Add a span of the CPU, with times in seconds of `perf_counter`."""
         self._cpu.append(TimeSpan("cpu", kind, label, self._ms(start), self._ms(end)))
 
     def gpu(
         self, kind: SpanKind, label: str, event: cl.Event, last: cl.Event | None = None
     ) -> None:
-        """A kernel that was just enqueued on a queue that profiles; in pieces up to the `last`."""
+        """Add a kernel just enqueued on a profiling queue, with pieces up to `last`."""
         self._gpu.append((kind, label, perf_counter(), event, event if last is None else last))
 
     def spans(self) -> list[TimeSpan]:
-        """All spans by start; waits for nothing, so the queue must be finished.
+        """All spans by start; the queue must be finished.
 
-        The device's clock is laid over the host's at the enqueue that took the least: a driver
-        notes when it began, and the host when it was over.
+        Aligns the device's clock with the host's by the fastest enqueueing, whose start the driver
+        records and whose end the host does.
         """
         spans = list(self._cpu)
         if self._gpu:
@@ -164,7 +145,7 @@ class Timeline:
 
 
 def totals_ms(spans: Iterable[TimeSpan]) -> dict[tuple[str, str], float]:
-    """Milliseconds in a profile by kind and label: of a net, or of all kernels of an op."""
+    """Milliseconds in a profile by kind and label."""
     totals: dict[tuple[str, str], float] = defaultdict(float)
     for span in spans:
         totals[span.kind, span.label] += span.end_ms - span.start_ms
@@ -174,7 +155,7 @@ def totals_ms(spans: Iterable[TimeSpan]) -> dict[tuple[str, str], float]:
 def sharing_ms(spans: list[TimeSpan]) -> float:
     """Milliseconds of data sharing in a profile: copies, maps, unmaps and transform kernels.
 
-    Waiting (sync) is left out: it is mostly the imbalance of the two processors.
+    Excludes waits (sync), which are mostly imbalance of the two processors.
     """
     kinds = ("copy", "map", "unmap", "transform")
     return sum(span.end_ms - span.start_ms for span in spans if span.kind in kinds)

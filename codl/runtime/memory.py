@@ -1,10 +1,6 @@
-"""Memory: host arrays, images, what both processors see at once or by turns, and flags in it.
+"""Memory of an executable: host arrays, buffers, images, shared memory, and flags in it.
 
-A flag is a count in shared memory that a kernel raises and the CPU looks at. Before it looks all
-the time, the thread sleeps for a part of what such waits took before, so that a phone's core does
-not burn power to learn nothing. It never sleeps where it was late the last time, nor where the GPU
-is cores of the CPU: those are the thread's own and the device's, and a sleep would only let the
-clock fall.
+A flag is a counter in shared memory that a kernel increments and the CPU polls.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import FLAG_BYTES, Buffer, Constant
 from codl.ir.types import ConstantArray, ImageSize
-from codl.kernels.image import fits
-from codl.runtime.drivers import as_device_error, cl_module, describe
+from codl.kernels.tiling import fits
+from codl.runtime.drivers import as_device_error, cl_module
 from codl.runtime.launch import BoundKernel
 
 if TYPE_CHECKING:
@@ -32,15 +28,12 @@ if TYPE_CHECKING:
     from codl.runtime.opencl import OpenClDevice
 
 
-#: Memory that begins at a multiple of this many bytes is copied up to twice as fast.
+#: Alignment in bytes, which makes copies up to twice as fast.
 ALIGNMENT = 64
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Array:
-    """Zeros in memory that begins at a multiple of `ALIGNMENT`.
-
-    Raises `DeviceError` where there is no such amount of it.
-    """
+    """Float32 zeros in aligned memory; raises `DeviceError` if memory runs out."""
     size = 4 * math.prod(shape)
     try:
         memory = np.zeros(size + ALIGNMENT, np.uint8)
@@ -51,34 +44,34 @@ def aligned_zeros(shape: tuple[int, ...]) -> Array:
     return zeros
 
 
-def seen_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
-    """Floats in memory that both processors work on as it is, and the same as a kernel argument.
+def dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
+    """Return a contiguous view itself, else a new array, appended to `copies` as (view, array)."""
+    if view.flags.c_contiguous:
+        return view
+    beside = aligned_zeros(view.shape)
+    copies.append((view, beside))
+    return beside
 
-    Only where the SoC's GPU `sees_host_memory`. Each side sees what the other has written once the
-    other's kernel or net has ended.
+
+def shared_zeros(gpu: OpenClDevice, elements: int, *, atomic: bool = False) -> tuple[Any, cl.SVM]:
+    """Zeros in memory of both processors, as an array and as a kernel argument.
+
+    Requires `sees_host_memory`. Each side sees the other's float32 results after its kernel or net
+    has ended. `atomic` memory holds uint32 words that the CPU sees at once.
     """
     cl = cl_module()
+    flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
+    if atomic:
+        flags |= cl.svm_mem_flags.SVM_ATOMICS
     with as_device_error(f"Allocating {4 * elements} bytes that both processors work on"):
-        array: Array = cl.fsvm_empty(gpu.context, (elements,), np.float32, alignment=ALIGNMENT)
-    array.fill(0.0)
+        kind = np.uint32 if atomic else np.float32
+        array = cl.svm_empty(gpu.context, flags, (elements,), kind, alignment=ALIGNMENT)
+    array.fill(0)
     return array, cl.SVM(array)
 
 
-def flag_words(gpu: OpenClDevice) -> tuple[NDArray[np.uint32], cl.SVM]:
-    """Words that kernels write while the CPU looks at them, and the same as a kernel argument."""
-    cl = cl_module()
-    kinds = cl.svm_mem_flags
-    flags = kinds.READ_WRITE | kinds.SVM_FINE_GRAIN_BUFFER | kinds.SVM_ATOMICS
-    with as_device_error(f"Allocating {FLAG_BYTES} bytes for a flag on {gpu.device.name}"):
-        words: NDArray[np.uint32] = cl.svm_empty(
-            gpu.context, flags, (FLAG_BYTES // 4,), np.uint32, alignment=ALIGNMENT
-        )
-    words.fill(0)
-    return words, cl.SVM(words)
-
-
 class Staging:
-    """A buffer that both processors see in turns: the CPU as flat floats, while it is mapped."""
+    """A buffer that the processors use in turns; the CPU sees flat floats while it is mapped."""
 
     def __init__(self, gpu: OpenClDevice, size: int) -> None:
         flags = cl_module().mem_flags.READ_WRITE | cl_module().mem_flags.ALLOC_HOST_PTR
@@ -86,13 +79,8 @@ class Staging:
         self._gpu, self._floats = gpu, size // 4
         self._array: Array | None = None
 
-    def touch(self) -> None:
-        """Map it once: some drivers allocate only then, which an inference would wait for."""
-        self.map(write=True).wait()
-        self.unmap()
-
     def map(self, *, write: bool) -> cl.Event:
-        """Begin to map for reading, or for writing everything; the event says when it is done."""
+        """Start mapping the buffer to read it or to write all of it; the event ends the map."""
         flags = cl_module().map_flags
         access = flags.WRITE_INVALIDATE_REGION if write else flags.READ
         self._array, event = cl_module().enqueue_map_buffer(
@@ -108,7 +96,7 @@ class Staging:
         return self._array
 
     def unmap(self) -> cl.Event:
-        """Hand the memory back to the GPU."""
+        """Return the memory to the GPU."""
         event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
         self._array = None
         return event
@@ -116,41 +104,36 @@ class Staging:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One buffer: what kernels take as an argument, and what the CPU sees of it as flat floats.
-
-    A staging buffer is seen only while it is mapped.
-    """
+    """An allocated buffer: its kernel argument, and the CPU's flat floats or a flag's words."""
 
     argument: Any = None
-    array: Array | None = None
+    array: NDArray[Any] | None = None
     staging: Staging | None = None
-    #: The words of a flag.
-    words: NDArray[np.uint32] | None = None
 
     @property
     def flat(self) -> Array:
-        """What the CPU sees; of staging memory only while it is mapped."""
+        """The CPU's flat floats; staging memory must be mapped."""
         array = self.staging.array if self.staging is not None else self.array
         assert array is not None, "the CPU sees no memory of the GPU"
         return array
 
 
 def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
-    """Memory that begins as zeros."""
+    """Allocate a buffer of zeros; raises `DeviceError` if the device refuses."""
     what = f"{buffer.bytes} bytes of {buffer.place} memory"
     cl = cl_module()
     if buffer.place == "cpu":
         return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
     with as_device_error(f"Allocating {what} on {device.device.name}"):
-        if buffer.place == "shared":
-            array, seen = seen_zeros(device, buffer.bytes // 4)
+        if buffer.place in ("shared", "flag"):
+            elements = (FLAG_BYTES if buffer.place == "flag" else buffer.bytes) // 4
+            array, seen = shared_zeros(device, elements, atomic=buffer.place == "flag")
             return DeviceMemory(seen, array)
-        if buffer.place == "flag":
-            words, seen = flag_words(device)
-            return DeviceMemory(seen, words=words)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
-            staging.touch()
+            # Some drivers allocate memory at the first mapping.
+            staging.map(write=True).wait()
+            staging.unmap()
             return DeviceMemory(staging.buffer, staging=staging)
         if buffer.image is not None:
             sizes = buffer.image.width, buffer.image.height
@@ -168,7 +151,7 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
 
 
 def upload(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:
-    """Memory that kernels read these values from."""
+    """Device memory with constants, in the layout that kernels read."""
     flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
     with as_device_error(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
         if constant.is_image:
@@ -178,7 +161,7 @@ def upload(values: Array, constant: Constant, device: OpenClDevice) -> cl.Memory
 
 
 def checked_size(gpu: OpenClDevice, size: int) -> int:
-    """A buffer's size in bytes; raises `DeviceError` where the device allows none so large."""
+    """A buffer size in bytes; raises `DeviceError` if the device allows none of that size."""
     most = gpu.device.max_mem_alloc_size
     if size > most:
         raise DeviceError(f"A buffer of {size} bytes is wanted, {gpu.device.name} allows {most}.")
@@ -186,7 +169,7 @@ def checked_size(gpu: OpenClDevice, size: int) -> int:
 
 
 def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None = None) -> cl.Image:
-    """An image of RGBA texels, with `values` shaped (rows, columns, 4) where they are given."""
+    """An image of RGBA texels, with optional `values` shaped (rows, columns, 4)."""
     cl = cl_module()
     half = size.element == "float16"
     channel = cl.channel_type.HALF_FLOAT if half else cl.channel_type.FLOAT
@@ -199,96 +182,56 @@ def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None 
     return cl.create_image(gpu.context, copied, format_, shape, hostbuf=texels)
 
 
-#: Counts are unsigned words that begin anew behind the last one; of two the one that is less than
-#: half of them ahead is the later one.
+#: Number of values of the wrapping counter; a lead of less than half of them counts as later.
 WORDS, HALF = 1 << 32, 1 << 31
-#: Of what a wait took before, the part that is slept, and the least sleep: systems wake
-#: a thread up to a tenth of a millisecond late.
-SLEPT, LEAST_S = 0.7, 0.0005
-#: How fast the usual wait follows longer ones; it follows shorter ones at once.
-FOLLOWS = 0.125
-#: Looks at a flag between two looks at the clock.
+#: Polls of a flag between two readings of the clock.
 LOOKS = 64
-#: A flag that is not raised by then may never be: the queue is asked, now and then.
+#: Seconds before the queue's status is read, and between two readings.
 ASK_S, AGAIN_S = 1.0, 0.01
 
 
-@dataclass
-class Pace:
-    """How long to sleep before looking: learned from the waits so far, in seconds."""
-
-    usual_s: float = 0.0
-
-    @property
-    def sleep_s(self) -> float:
-        slept = SLEPT * self.usual_s
-        return slept if slept >= LEAST_S else 0.0
-
-    def waited(self, seconds: float, *, was_late: bool) -> None:
-        """Learn from a wait; it was late where the flag was up when the thread woke up."""
-        if was_late:
-            self.usual_s = min(self.usual_s, seconds) / 2
-        else:
-            self.usual_s += (seconds - self.usual_s) * (FOLLOWS if seconds > self.usual_s else 1.0)
-
-
 class Flag:
-    """A flag, the kernel that raises it, and how far it will have been raised."""
+    """A flag, the kernel that raises it, and its value after all enqueued kernels."""
 
     def __init__(self, device: OpenClDevice, words: Any, kernel: BoundKernel) -> None:
         self._device, self._kernel = device, kernel
         self._words = memoryview(words)
         self._raised = int(self._words[0])
-        self._pace, self._barrier = Pace(), Lock()
+        self._barrier = Lock()
+        #: Whether polling takes a core that the device may need.
+        self._rests = device.soc.gpu.is_cpu and not device.waits_apart
 
     def enqueue(self) -> None:
-        """Let the queue raise it when all before is done."""
+        """Raise the flag on the queue, after the commands so far."""
         self._device.submit([self._kernel])
         self._raised = (self._raised + 1) % WORDS
 
     @property
     def is_up(self) -> bool:
-        """Whether all that was enqueued has raised it."""
+        """Whether all enqueued kernels have raised the flag."""
         return (self._words[0] - self._raised) % WORDS < HALF
 
     def wait(self) -> None:
-        """Until it is up; raises `DeviceError` where the queue failed or is done without."""
-        begin = perf_counter()
-        slept_s = 0.0
+        """Wait until the flag is up; raises `DeviceError` if the queue fails or ends first."""
         if not self.is_up:
             self._device.queue.flush()
-            slept_s = 0.0 if self._device.soc.gpu.is_cpu else self._pace.sleep_s
-            if slept_s:
-                sleep(slept_s)
-        was_late = slept_s > 0 and self.is_up
-        self._look(begin)
-        self._pace.waited(perf_counter() - begin, was_late=was_late)
-        with self._barrier:  # what is read from now on was written before the flag was
+            self._poll()
+        with self._barrier:  # a memory barrier: later reads see writes before the flag
             pass
 
-    def _look(self, begin: float) -> None:
-        rests = self._device.soc.gpu.is_cpu and not self._device.waits_apart
-        while not self.is_up:
+    def _poll(self) -> None:
+        begin = perf_counter()
+        while perf_counter() - begin < ASK_S:
             for _ in range(LOOKS):
                 if self.is_up:
                     return
-            if rests:  # the device may need this very core
+            if self._rests:
                 sleep(0)
-            if perf_counter() - begin > ASK_S:
-                self._ask()
-
-    def _ask(self) -> None:
-        """Go on looking, now and then, until the queue is done with all of it."""
-        cl, name = cl_module(), self._device.soc.gpu.name
+        name = self._device.soc.gpu.name
         with as_device_error(f"Waiting for a flag of {name}"):
-            marker = cl.enqueue_marker(self._device.queue)
+            marker = cl_module().enqueue_marker(self._device.queue)
             self._device.queue.flush()
-            while (
-                not self.is_up
-                and (now := _status_of(marker)) != cl.command_execution_status.COMPLETE
-            ):
-                if now < cl.command_execution_status.COMPLETE:
-                    raise DeviceError(f"A command failed on {name} ({describe(now)}).")
+            while not (self.is_up or self._device.has_ended(marker)):
                 sleep(AGAIN_S)
             if not self.is_up:
                 raise DeviceError(
@@ -296,7 +239,3 @@ class Flag:
                     "kernel raised. `codl soc detect` finds out whether it can; without "
                     "`signal: flag` in the SoC file events are waited for."
                 )
-
-
-def _status_of(event: cl.Event) -> int:
-    return int(event.command_execution_status)

@@ -1,10 +1,13 @@
-"""Nets of ncnn over arrays that stay in place, the memory they take, and the weights they read."""
+"""ncnn nets on fixed input and output arrays, with their memory pools and weights."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -17,60 +20,72 @@ from codl.errors import DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
-from codl.runtime.openmp import ncnn
-from codl.runtime.placement import LocalSoc
-from codl.runtime.threads import ImageParallel
+from codl.machine.placement import LocalSoc
+from codl.machine.threads import ImageParallel
 
-#: What `codl.lower.nets` calls the blob of a tensor; others are steps on the way to one.
+#: Number of polls after which an idle thread of GNU OpenMP sleeps. The default of 300,000 takes
+#: some ten milliseconds on x86, where a poll pauses for up to 140 clocks: idle ncnn threads then
+#: block cores for another library of the same plan. 1,000 polls take ten to fifty microseconds. On
+#: Arm 300,000 polls take no longer.
+SPINS, X86_SPINS = "GOMP_SPINCOUNT", "1000"
+
+
+@contextmanager
+def brief_waits() -> Iterator[None]:
+    """Set OpenMP's polls for libraries loaded inside; keeps variables set by the user."""
+    is_set = SPINS in os.environ or "OMP_WAIT_POLICY" in os.environ
+    if is_set or platform.machine().lower() not in ("x86_64", "amd64"):
+        yield
+        return
+    os.environ[SPINS] = X86_SPINS
+    try:
+        yield
+    finally:
+        del os.environ[SPINS]
+
+
+with brief_waits():
+    import ncnn
+
+#: Names of blobs that are tensors; other blobs are intermediate results (`codl.lower.nets`).
 TENSOR = re.compile(r"t\d+")
-#: The images of every value, each in a matrix of its own.
+#: ncnn matrices of each image, by value number.
 Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
 
 
 def matrices(view: Array) -> list[ncnn.Mat]:
-    """A view of an array shaped (images, channels, rows, columns), image by image, as ncnn's
-    matrices over the same memory.
-    """
-    return [_matrix(image) for image in view]
+    """ncnn matrices over the images of a view shaped (images, channels, rows, columns).
 
-
-def _matrix(view: Array) -> ncnn.Mat:
-    """ncnn reads a strided NumPy array wrongly; given a contiguous one of the right size, its
-    channel step can be set to the step of the larger array.
+    ncnn misreads strided NumPy arrays, so it gets contiguous arrays of the same size, and then the
+    channel step of the strided view.
     """
-    _, rows, columns = view.shape
-    dense = np.lib.stride_tricks.as_strided(view, view.shape, (4 * rows * columns, 4 * columns, 4))
-    mat = ncnn.Mat(dense)
-    mat.cstep = view.strides[0] // 4
-    return mat
+    _, _, rows, columns = view.shape
+    strides = (4 * rows * columns, 4 * columns, 4)
+    mats = [
+        ncnn.Mat(np.lib.stride_tricks.as_strided(image, image.shape, strides)) for image in view
+    ]
+    for mat in mats:
+        mat.cstep = view.strides[1] // 4
+    return mats
 
 
 def _is_misread(mat: ncnn.Mat, *, packs: bool) -> bool:
-    """Whether layers that take some channels of a matrix, such as Crop, would miss them.
+    """Whether layers that read some channels of a matrix, such as Crop, would read wrong data.
 
-    They step by what ncnn would have allocated. A net that `packs` does so before where channels
-    come by the four.
+    Such layers assume the channel step of ncnn's own allocations. A net with `packs` copies
+    channels first if their number is a multiple of four.
     """
     return bool(mat.c > 1 and (mat.c % 4 or not packs) and mat.cstep != -(-mat.w * mat.h // 4) * 4)
 
 
-@dataclass(frozen=True)
-class Outlet:
-    """An array that a value is unpacked to, and the same memory image by image."""
-
-    value: int
-    images: list[tuple[Array, ncnn.Mat]]
-
-
 class NcnnSession:
-    """ncnn nets over arrays that live as long as it does.
+    """An ncnn net on fixed arrays, which it keeps alive.
 
-    Inputs are read in place, without a copy; outputs are unpacked straight to their arrays. Of a
-    batch each image runs through the same nets, several side by side where the CPU has threads for
-    that.
+    Inputs are read in place, and outputs are unpacked to their arrays. Images of a batch run
+    through the same nets, several in parallel if the CPU side has enough threads.
 
-    With `own_memory` it takes no memory that others have put back: what it gets from the common
-    pools is in the caches or is not, depending on who ran before.
+    With `own_memory`, the session has its own pools: the cache state of shared pools depends on
+    earlier runs of other nets.
     """
 
     def __init__(
@@ -89,8 +104,9 @@ class NcnnSession:
         self._inputs = {
             value: matrices(view) for (value, _), view in zip(net.inputs, views, strict=True)
         }
+        #: The images' arrays and matrices of each output, with its value.
         self._outputs = [
-            Outlet(value, list(zip(view, matrices(view), strict=True)))
+            (value, list(zip(view, matrices(view), strict=True)))
             for (value, _), view in zip(net.outputs, results, strict=True)
         ]
         packs = all(part.options.get("use_packing_layout", True) for part in net.parts)
@@ -103,31 +119,26 @@ class NcnnSession:
         place = soc.placement
         self._lanes = ImageParallel.of(place.cpu_cores, place.threads, images)
         self._pools = Pools.lent(self) if own_memory else Pools.shared()
-        # With an allocator of its own ncnn would not write to memory that is there already.
-        unpacking = ncnn.Option()
-        unpacking.num_threads = self._lanes.threads
+        # With an allocator, ncnn would not write to the memory of the arrays.
+        unpacking, self._packing = ncnn.Option(), ncnn.Option()
+        unpacking.num_threads = self._packing.num_threads = self._lanes.threads
         self._unpack = partial(_unpack, unpacking)
-        self._packing = ncnn.Option()
-        self._packing.num_threads = self._lanes.threads
         self._packing.blob_allocator = self._pools.blobs
-        self._parts = [
-            _LoadedPart(part, net.values, self._net(part, packed), lanes=self._lanes)
-            for part in net.parts
-        ]
-        #: What runs a single net on a single image; None of any others.
+        self._parts = [self._load(net, part, packed) for part in net.parts]
+        #: The run of a single net on a single image; None for others.
         self._single = self._single_run() if images == len(self._parts) == 1 else None
 
     def _single_run(self) -> Callable[[], None]:
-        """The one net on the one image, with everything looked up once, and no reference back.
+        """A function for one net on one image, without look-ups and without a reference to `self`.
 
-        A call takes 2.5 to 3 us less so: other data has gone through the caches since the last one.
+        Saves 2.5 to 3 us when other data has displaced Python's from the caches.
         """
         (part,), unpack = self._parts, self._unpack
         copied = {*self._copied}
         entering = part.entering(self._inputs)
         inputs = [(blob, mat, value in copied) for blob, value, mat in entering]
         blobs = {value: blob for blob, value in part.outputs}
-        outlets = [(blobs[outlet.value], outlet.images[0]) for outlet in self._outputs]
+        outlets = [(blobs[value], images[0]) for value, images in self._outputs]
         create = part.net.create_extractor
 
         def run() -> None:
@@ -140,10 +151,11 @@ class NcnnSession:
 
         return run
 
-    def _net(self, part: NcnnPart, packed: Callable[[int], Arrays]) -> ncnn.Net:
+    def _load(self, net: NcnnNet, part: NcnnPart, packed: Callable[[int], Arrays]) -> _LoadedPart:
         weights = (packed(weight.constants)[weight.name] for weight in part.weights)
-        options, threads = part.options, self._lanes.threads
-        return _load(options, part.param, weights, threads=threads, pools=self._pools)
+        threads, pools = self._lanes.threads, self._pools
+        loaded = _load(part.options, part.param, weights, threads=threads, pools=pools)
+        return _LoadedPart(part, net.values, loaded, lanes=self._lanes)
 
     def run(self) -> None:
         if self._single is not None:
@@ -152,7 +164,7 @@ class NcnnSession:
             self.unpack(self.compute())
 
     def compute(self) -> Mats:
-        """Compute and leave the results with ncnn in its own packed layout, image by image."""
+        """Run the net; returns results in ncnn's packed layout."""
         values = self._entering()
         for part in self._parts:
             values |= part.run(values)
@@ -165,10 +177,9 @@ class NcnnSession:
         return values
 
     def run_layers(self) -> Mapping[str, float]:
-        """Run layer by layer: when each was done, in seconds of `perf_counter`.
+        """Run layer by layer; returns the end of each layer in seconds of `perf_counter`.
 
-        Nothing else is computed than in a run, and values stay packed. Empty where several images
-        are computed side by side.
+        Computes the same as `run`. Empty for several images.
         """
         blobs = [part.blobs for part in self._parts]
         if self._images > 1 or sum(map(len, blobs)) != len(self._layers):
@@ -180,13 +191,13 @@ class NcnnSession:
         return dict(zip(self._layers, [*ends[:-1], perf_counter()], strict=True))
 
     def unpack(self, results: Mats) -> None:
-        """Write what `compute` left with ncnn to the output arrays."""
-        for outlet in self._outputs:
-            pairs = list(zip(outlet.images, results[outlet.value], strict=True))
+        """Write the results of `compute` to the output arrays."""
+        for value, images in self._outputs:
+            pairs = list(zip(images, results[value], strict=True))
             self._lanes.each(self._unpack, pairs)
 
     def packed(self) -> Mats:
-        """What the inputs hold now in ncnn's own packed layout, as layers before would leave it."""
+        """The present inputs in ncnn's packed layout, as preceding layers would leave them."""
         packed_inputs = {}
         for value, mats in self._inputs.items():
             size = next(size for size in (self._simd, 8, 4, 1) if mats[0].c % size == 0)
@@ -195,7 +206,7 @@ class NcnnSession:
         return packed_inputs
 
     def pack_inputs(self) -> None:
-        """Keep what the inputs hold now `packed`; `compute` then reads that and not the arrays."""
+        """Pack the present inputs once, for all later calls of `compute`."""
         self._inputs = dict(self.packed())
         self._copied, self._single = (), None
 
@@ -205,7 +216,7 @@ class NcnnSession:
 
 
 def _unpack(option: ncnn.Option, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) -> None:
-    """Write a result to an array, whose memory is the matrix's."""
+    """Write a result to an array and its matrix."""
     (target, mat), result = pair
     if result.elempack > 1 and result.dims == 3:
         ncnn.convert_packing(result, mat, 1, option)
@@ -216,7 +227,7 @@ def _unpack(option: ncnn.Option, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) 
 
 
 class _LoadedPart:
-    """One ncnn net, run once for each of some images."""
+    """A loaded ncnn net, which runs once per image."""
 
     def __init__(
         self,
@@ -227,36 +238,34 @@ class _LoadedPart:
         lanes: ImageParallel,
     ) -> None:
         self._images, self._lanes = part.images, lanes
-        #: By name in the net the values that enter, and the first image of each.
+        #: Input values by their names in the net, with the first image of each.
         self._inputs = [
             (blob, value, values[value].region.images.start) for blob, value in part.inputs
         ]
         self.outputs = part.outputs
         self.net = net
-        #: The blob that each layer makes, in order.
+        #: The blob of each layer, in order.
         self.blobs = layer_blobs(part.param)
 
     def run(self, inputs: Mats) -> dict[int, list[ncnn.Mat]]:
-        """The net's results, packed, from what enters it."""
-        images = self._lanes.each(partial(self._run_image, inputs), range(*self._images))
+        """Run on all images; returns packed results by value number."""
+        images = self._lanes.each(
+            lambda image: self._results(self._extractor(inputs, image)), range(*self._images)
+        )
         return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self.outputs)}
 
     def run_layers(self, inputs: Mats, ends: list[float]) -> dict[int, list[ncnn.Mat]]:
-        """The results of the one image, blob by blob; `ends` gets when each was there."""
+        """Run on one image blob by blob; returns results, and appends each blob's end to `ends`."""
         extractor = self._extractor(inputs, self._images.start)
         for blob in self.blobs:
-            # The matrix goes at once: where others have it, ncnn does not compute in place.
+            # The matrix is freed at once, as ncnn computes in place only without references.
             extractor.extract(blob, 1)
             ends.append(perf_counter())
         results = self._results(extractor)
         return {value: [mat] for (_, value), mat in zip(self.outputs, results, strict=True)}
 
-    def _run_image(self, inputs: Mats, image: int) -> list[ncnn.Mat]:
-        """The results of one image."""
-        return self._results(self._extractor(inputs, image))
-
     def _extractor(self, inputs: Mats, image: int) -> Any:
-        """One that has what an image reads."""
+        """An extractor with the inputs of an image."""
         extractor = self.net.create_extractor()
         for blob, _, mat in self.entering(inputs, image):
             extractor.input(blob, mat)
@@ -265,10 +274,7 @@ class _LoadedPart:
     def entering(
         self, inputs: Mats, image: int | None = None
     ) -> Iterator[tuple[str, int, ncnn.Mat]]:
-        """What an image reads, by default the first: by name in the net, and by value.
-
-        A value of one image is read for every one.
-        """
+        """Name, value number and matrix of each input of an image; a single image serves all."""
         image = self._images.start if image is None else image
         for blob, value, first in self._inputs:
             mats, index = inputs[value], image - first
@@ -279,7 +285,7 @@ class _LoadedPart:
 
 
 def extracted(extractor: ncnn.Extractor, blob: str) -> ncnn.Mat:
-    """A blob as its layer left it, packed; raises `DeviceError` where ncnn fails."""
+    """A packed blob; raises `DeviceError` if ncnn fails."""
     code, mat = extractor.extract(blob, 1)
     if code:
         raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
@@ -287,7 +293,7 @@ def extracted(extractor: ncnn.Extractor, blob: str) -> ncnn.Mat:
 
 
 def layer_blobs(param: str) -> list[str]:
-    """The blobs that are tensors of the network, in the order in which a net's text makes them."""
+    """Names of the blobs in a net's text that are tensors of the network, in order."""
     blobs = []
     for line in param.splitlines()[2:]:
         kind, _, inputs, _, *names = line.split()
@@ -305,7 +311,7 @@ def _load(
     threads: int,
     pools: Pools,
 ) -> ncnn.Net:
-    """A net of this text and weights; raises `DeviceError` where ncnn does not take them."""
+    """A net from its text and weights; raises `DeviceError` if ncnn refuses either."""
     net = ncnn.Net()
     option = net.opt
     option.num_threads = threads
@@ -330,11 +336,10 @@ def _load(
 
 @dataclass(frozen=True)
 class Pools:
-    """Where nets take the memory of tensors and of scratch from, and put it back.
+    """ncnn memory pools for tensors and scratch.
 
-    Pools must outlive every matrix that came from them, so they are never freed, not even when the
-    interpreter ends, in whatever order that happens. Those of nets that are gone give back their
-    memory, and are lent to the next.
+    Pools must outlive every matrix from them, so they are never freed, not even at interpreter
+    exit.
     """
 
     blobs: ncnn.PoolAllocator
@@ -349,9 +354,9 @@ class Pools:
 
     @classmethod
     def lent(cls, owner: object) -> Pools:
-        """Pools of its own for as long as `owner` lives."""
+        """Pools reserved for `owner` during its lifetime; idle ones serve other owners."""
         pools = _idle().pop() if _idle() else cls.new()
-        pools.clear()  # what other matrices than the last owner's held
+        pools.clear()  # memory of other matrices than the last owner's
         finalize(owner, pools._return).atexit = False
         return pools
 
@@ -362,38 +367,38 @@ class Pools:
     @staticmethod
     @cache
     def shared() -> Pools:
-        """Those of all nets that get none of their own."""
+        """The pools shared by all nets without their own."""
         return Pools.new()
 
     def clear(self) -> None:
-        """Give back what no matrix holds."""
+        """Free the memory that no matrix uses."""
         self.blobs.clear()
         self.workspaces.clear()
 
 
 @cache
 def _idle() -> list[Pools]:
-    """Pools that nobody has now; all of them are kept."""
+    """Pools without an owner."""
     return []
 
 
 class WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without types
-    """Arrays, one after the other, as ncnn would read them from a file; it copies what it reads."""
+    """A source from which ncnn copies weight arrays as if it read a file."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
         super().__init__()
-        # Arrays are float32, contiguous, and may lie in a file that is mapped.
+        # Arrays are float32, contiguous, and may lie in a memory-mapped file.
         self._left = [array.reshape(-1).view(np.uint8) for array in arrays]
         self._left.reverse()
         self.bytes = self.left
 
     @property
     def left(self) -> int:
-        """Bytes that were not read yet."""
+        """Number of unread bytes."""
         return sum(piece.size for piece in self._left)
 
     def read(self, target: Any, size: int) -> int:
-        """Copy the next bytes to where a capsule points."""
+        """Copy the next bytes to the address of a capsule."""
         start, at = _pointer(target, None), 0
         while at < size and self._left:
             piece = self._left.pop()

@@ -1,8 +1,8 @@
-"""The GPU side: one OpenCL device, its compiled kernels, and tensors in its layout.
+"""An open OpenCL device, with its context, its queue and their hints.
 
-Hints say how fast a GPU is to work, and how urgent that is beside the work of others. Qualcomm's
-drivers take them when a context is made (cl_qcom_perf_hint, cl_qcom_priority_hint), Khronos's
-extensions when a queue is (cl_khr_throttle_hints, cl_khr_priority_hints).
+Hints set the speed of a GPU and its priority beside other programs. Qualcomm's drivers accept hints
+for a context (cl_qcom_perf_hint, cl_qcom_priority_hint), Khronos's extensions for a queue
+(cl_khr_throttle_hints, cl_khr_priority_hints).
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from threading import get_native_id
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.records.gpu_limits import UNLIMITED
-from codl.runtime import drivers, threads
+from codl.ir.records.gpu_limits import UNLIMITED
+from codl.machine import threads
+from codl.machine.driver_search import find_driver
+from codl.machine.placement import LocalSoc, Placement, check_cores
+from codl.runtime import drivers
 from codl.runtime.cl_library import Error
-from codl.runtime.driver_search import find_driver
 from codl.runtime.drivers import (
     as_device_error,
     cl_module,
@@ -30,123 +32,81 @@ from codl.runtime.drivers import (
     process_of_drivers,
 )
 from codl.runtime.launch import BoundKernel
-from codl.runtime.placement import LocalSoc, Placement, check_cores
-from codl.runtime.program_cache import Binary, Offer, Programs
+from codl.runtime.loaded import Binary, Offer
+from codl.runtime.program_cache import Programs
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 
 CONTEXT_PLATFORM = 0x1084
-#: By kind of hint the extension, the property that it defines, and the property's values by hint.
-Hints: TypeAlias = dict[str, tuple[str, int, dict[str, int]]]
-CONTEXT_HINTS: Hints = {
-    "performance": ("cl_qcom_perf_hint", 0x40C2, {"high": 0x40C3, "normal": 0x40C4, "low": 0x40C5}),
-    "priority": (
-        "cl_qcom_priority_hint",
-        0x40C9,
-        {"high": 0x40CA, "normal": 0x40CB, "low": 0x40CC},
-    ),
+#: For each kind of hint: extension name, property number, and values of the levels.
+LEVELS = ("high", "normal", "low")
+HintTable: TypeAlias = dict[str, tuple[str, int, tuple[int, int, int]]]
+CONTEXT_HINTS: HintTable = {
+    "performance": ("cl_qcom_perf_hint", 0x40C2, (0x40C3, 0x40C4, 0x40C5)),
+    "priority": ("cl_qcom_priority_hint", 0x40C9, (0x40CA, 0x40CB, 0x40CC)),
 }
-QUEUE_HINTS: Hints = {
-    "performance": ("cl_khr_throttle_hints", 0x1097, {"high": 1, "normal": 2, "low": 4}),
-    "priority": ("cl_khr_priority_hints", 0x1096, {"high": 1, "normal": 2, "low": 4}),
+QUEUE_HINTS: HintTable = {
+    "performance": ("cl_khr_throttle_hints", 0x1097, (1, 2, 4)),
+    "priority": ("cl_khr_priority_hints", 0x1096, (1, 2, 4)),
 }
-#: Qualcomm's older drivers take both hints and list only the first extension.
+#: Extension whose presence implies another: older Qualcomm drivers list only the first.
 LISTED_AS = {"cl_qcom_priority_hint": "cl_qcom_perf_hint"}
 
 
-def wanted(placement: Placement) -> dict[str, str]:
-    """The hints that are not the default.
+@dataclass
+class Hints:
+    """OpenCL properties for the hints of a placement.
 
-    A GPU with limits is asked to go easy on others, where nobody asks for something else.
+    `requested` are the non-default hints by kind. `context` and `queue` are properties and values
+    for either object. `ignored` maps a kind to the reason why the driver ignores it.
     """
-    hints = {"performance": placement.performance, "priority": placement.priority}
-    usual = "low" if placement.limits else "default"
-    chosen = {kind: usual if hint == "default" else hint for kind, hint in hints.items()}
-    return {kind: hint for kind, hint in chosen.items() if hint != "default"}
 
+    requested: dict[str, str]
+    context: list[int] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    ignored: dict[str, str] = field(default_factory=dict)
 
-def context_properties(placement: Placement, extensions: str) -> list[int]:
-    """Properties and values for a context on a device with these extensions."""
-    kinds = _taken(CONTEXT_HINTS, placement, extensions)
-    hints = wanted(placement)
-    return [value for kind in kinds for value in _property(CONTEXT_HINTS, kind, hints[kind])]
+    @classmethod
+    def of(cls, placement: Placement, extensions: str) -> Hints:
+        """Hints of a placement for a device's extensions; by default `low` on a GPU with limits."""
+        usual = "low" if placement.limits else "default"
+        chosen = {"performance": placement.performance, "priority": placement.priority}
+        hints = {kind: usual if hint == "default" else hint for kind, hint in chosen.items()}
+        plan = cls({kind: hint for kind, hint in hints.items() if hint != "default"})
+        listed = {*extensions.split()}
+        for kind, hint in plan.requested.items():
+            for properties, table in ((plan.context, CONTEXT_HINTS), (plan.queue, QUEUE_HINTS)):
+                extension, name, values = table[kind]
+                if listed & {extension, LISTED_AS.get(extension)}:
+                    properties += [name, values[LEVELS.index(hint)]]
+                    break
+            else:
+                names = CONTEXT_HINTS[kind][0], QUEUE_HINTS[kind][0]
+                plan.ignored[kind] = f"it has neither {names[0]} nor {names[1]}"
+        return plan
 
-
-def queue_properties(placement: Placement, extensions: str) -> list[int]:
-    """The same for a queue; what a context has taken is not asked for again."""
-    taken = _taken(CONTEXT_HINTS, placement, extensions)
-    kinds = [k for k in _taken(QUEUE_HINTS, placement, extensions) if k not in taken]
-    hints = wanted(placement)
-    return [value for kind in kinds for value in _property(QUEUE_HINTS, kind, hints[kind])]
-
-
-def _taken(table: Hints, placement: Placement, extensions: str) -> list[str]:
-    """The kinds of wanted hints for which a device has the extension."""
-    listed = extensions.split()
-    return [
-        kind
-        for kind in wanted(placement)
-        if {table[kind][0], LISTED_AS.get(table[kind][0])}.intersection(listed)
-    ]
-
-
-def _property(table: Hints, kind: str, hint: str) -> tuple[int, int]:
-    _, name, values = table[kind]
-    return name, values[hint]
-
-
-def _unsupported_hints(placement: Placement, extensions: str) -> dict[str, str]:
-    """For each wanted hint, the missing extensions, or "" where the driver takes it."""
-    tables = (CONTEXT_HINTS, QUEUE_HINTS)
-    taken = {kind for table in tables for kind in _taken(table, placement, extensions)}
-    return {
-        kind: ""
-        if kind in taken
-        else f"it has neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}"
-        for kind in wanted(placement)
-    }
+    def report(self) -> dict[str, str]:
+        """Each requested hint, with the reason if the driver ignores it."""
+        return {
+            kind: f"{hint}, without effect: {self.ignored[kind]}" if kind in self.ignored else hint
+            for kind, hint in self.requested.items()
+        }
 
 
 def ignored(device: cl.Device, placement: Placement) -> list[str]:
-    """A line for each requested hint that a device's driver ignores."""
-    asked = replace(placement, limits=UNLIMITED)
-    hints = wanted(asked)
+    """A message for each hint of the user that a device's driver ignores."""
+    hints = Hints.of(replace(placement, limits=UNLIMITED), device.extensions)
     return [
-        f"The driver of {device.name} takes no {kind} hint, so {hints[kind]!r} has no effect: "
-        f"{reason}."
-        for kind, reason in _unsupported_hints(asked, device.extensions).items()
-        if reason
+        f"The driver of {device.name} takes no {kind} hint, so {hints.requested[kind]!r} has no "
+        f"effect: {reason}."
+        for kind, reason in hints.ignored.items()
     ]
 
 
-def hint_report(device: cl.Device, placement: Placement) -> dict[str, str]:
-    """For each hint, the requested value, and the reason where the driver ignores it."""
-    hints = wanted(placement)
-    return {
-        kind: f"{hints[kind]}, without effect: {reason}" if reason else hints[kind]
-        for kind, reason in _unsupported_hints(placement, device.extensions).items()
-    }
-
-
-def make_context(device: cl.Device, placement: Placement) -> cl.Context:
-    """A context on one device, with what hints it takes there."""
-    properties = context_properties(placement, device.extensions)
-    return context_of(device, properties) if properties else cl_module().Context([device])
-
-
-def make_queue(context: cl.Context, placement: Placement) -> cl.CommandQueue:
-    """An in-order queue, with what hints it takes."""
-    device = context.devices[0]
-    properties = queue_properties(placement, device.extensions)
-    if not properties:
-        return cl_module().CommandQueue(context)
-    return cl_module().CommandQueue(context, device, properties=properties)
-
-
 def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
-    """A context with properties that pyopencl does not know, made by the loader itself."""
+    """A context with properties unknown to pyopencl, made through the loader."""
     values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties]
     try:
         if is_stand_in():
@@ -175,47 +135,47 @@ kernel void busy(global float *out) {
 class OpenClDevice:
     """An open OpenCL device: context, in-order queue and compiled programs.
 
-    What runs on one device takes turns. Opening one fixes the driver for the whole process, because
-    the loader looks only once.
+    Runs take turns. Opening a device fixes the process's driver, as the loader searches only once.
     """
 
     def __init__(self, soc: LocalSoc, offer: Offer | None = None) -> None:
-        """Open it; `offer` are binaries that spare compilations, from the first one on.
+        """Open the SoC's device; kernels with a binary in `offer` are not compiled.
 
-        Raises `DeviceError` where this machine has no such device, or not the cores of a side.
+        Raises `DeviceError` if this machine does not have the device or the cores of a side.
         """
         threads.check_process(process_of_drivers(), "OpenCL was loaded")
         check_cores(soc.placement)
         self.soc = soc
-        #: Held by whoever runs something on this device and its CPU.
+        #: Held during a run on this device and its CPU.
         self.lock = threads.ProcessLock()
         self._held: list[object] = []
         place = soc.placement
-        #: A thread that waits has a core that the device does not use, and keeps off its work.
+        #: Whether a waiting thread has a core that the device does not use.
         self.waits_apart = soc.gpu.is_cpu and not {*place.gpu_cores} & {*place.cpu_cores}
-        with threads.pinned(soc.placement.gpu_cores) as existing:
-            driver = find_driver(soc.placement.icd)
+        with threads.pinned(place.gpu_cores) as existing:
             others = threads.others_threads()
             with (
-                drivers.loaded([driver], cores=soc.placement.gpu_cores),
+                drivers.loaded([find_driver(place.icd)], cores=place.gpu_cores),
                 as_device_error(f"Opening {soc.gpu.name}"),
             ):
                 self.device = device = _find_device(soc)
-                self.context = make_context(device, soc.placement)
-                self.queue = make_queue(self.context, soc.placement)
+                hints, cl = Hints.of(place, device.extensions), cl_module()
+                wanted = hints.context
+                self.context = context_of(device, wanted) if wanted else cl.Context([device])
+                self.queue = cl.CommandQueue(self.context, device, properties=hints.queue or 0)
                 self.programs = Programs(self.context)
                 if offer is not None:
                     self.programs.offer(offer)
-                # In here, because threads of a driver inherit the cores of the one that makes them.
+                # Threads of a driver inherit the cores of this thread.
                 made = self._start_workers() | (threads.thread_ids() - existing)
                 self.worker_threads = made - others - threads.others_threads()
-        for text in filter(None, (self.mismatch, *ignored(device, soc.placement))):
+        for text in filter(None, (self.mismatch, *ignored(device, place))):
             warnings.warn(text, CodlWarning, stacklevel=2)
-        threads.spread(self.worker_threads, soc.placement.gpu_cores or threads.available_cores())
+        threads.spread(self.worker_threads, place.gpu_cores or threads.available_cores())
 
     @property
     def mismatch(self) -> str:
-        """How the driver differs from the SoC file's, under whose name all results are filed."""
+        """A warning if the driver differs from the SoC file's, or ""."""
         driver, named = self.device.driver_version, self.soc.gpu.driver
         if driver == named:
             return ""
@@ -224,14 +184,17 @@ class OpenClDevice:
             f"`codl soc detect --serial local --name {self.soc.name}` writes it anew."
         )
 
+    def check_open(self) -> None:
+        """Raise the reason why the device is not open, if so (see `HostDevice`)."""
+
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Inside, programs are built and memory is filled: a device may want to do so alone."""
+        """Context for building programs and filling memory; subclasses may lock it."""
         yield
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
-        """Use a queue that records when kernels ran; a launch costs more on it."""
+        """Use a profiling queue inside, on which launches cost more."""
         usual = self.queue
         usual.finish()
         properties = cl_module().command_queue_properties.PROFILING_ENABLE
@@ -243,10 +206,7 @@ class OpenClDevice:
             self.queue = usual
 
     def submit(self, kernels: Sequence[BoundKernel]) -> None:
-        """Enqueue kernels of which nobody asks when they end; does not flush.
-
-        Without events, which a GPU's driver has to make.
-        """
+        """Enqueue kernels without events, which would cost a GPU's driver time; does not flush."""
         queue, is_cpu = self.queue, self.soc.gpu.is_cpu
         for kernel in kernels:
             try:
@@ -257,10 +217,10 @@ class OpenClDevice:
                     raise
 
     def submission(self, kernels: Sequence[BoundKernel]) -> Callable[[], None]:
-        """What submits them to the queue of now, with nothing left to look up.
+        """A function that submits kernels to the present queue without further look-ups.
 
-        Python's own lines take as long as OpenCL's functions behind a net, which leaves the
-        caches without them.
+        After a net, which displaces Python's data from the caches, look-ups are as slow as OpenCL
+        calls.
         """
         queue, is_cpu = self.queue, self.soc.gpu.is_cpu
         calls = [(call, k) for k in kernels for call in k.calls(queue, is_cpu=is_cpu)]
@@ -276,7 +236,7 @@ class OpenClDevice:
         return submit
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
-        """Enqueue kernels and wait for the last."""
+        """Enqueue kernels and wait for the last one."""
         if not kernels:
             return
         self.submit(kernels[:-1])
@@ -285,14 +245,13 @@ class OpenClDevice:
         self.wait(last)
 
     def finish(self) -> None:
-        """Wait for all that was enqueued; the times of its events can then be read."""
+        """Wait for all enqueued commands, after which the times of their events are readable."""
         self.queue.finish()
 
     def release(self, held: object) -> None:
-        """Release memory that commands may still use, after they have ended.
+        """Free memory after the enqueued commands have ended.
 
-        On a failed device it is kept until they have: shared memory is freed at once, and a driver
-        that still writes there crashes.
+        A failed device keeps its memory: a driver that writes to freed shared memory crashes.
         """
         self._held.append(held)
         with suppress(DeviceError), as_device_error("Waiting for what was enqueued"):
@@ -300,44 +259,43 @@ class OpenClDevice:
             self._held.clear()
 
     def wait(self, event: cl.Event) -> None:
-        """Wait for one event.
+        """Wait for an event.
 
-        A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
-        then returns only when the whole queue is empty: where it has a core of its own, such a
-        thread looks at the event instead.
+        An OpenCL runtime for CPUs lets the waiting thread execute commands, and Intel's returns
+        only when the queue is empty. A waiting thread with its own core polls the event instead.
         """
         if self.waits_apart:
-            self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
+            self.queue.flush()  # commands need not begin before a flush
             complete = cl_module().command_execution_status.COMPLETE
-            while (status := event.command_execution_status) > complete:
+            while event.command_execution_status > complete:
                 pass
-            if status < complete:
-                reason = describe(status)
-                raise DeviceError(f"A command failed on {self.soc.gpu.name} ({reason}).")
+            self.has_ended(event)
         else:
             event.wait()
 
-    def wait_for_start(self, event: cl.Event) -> None:
-        """Wait until a command runs, or is done; its queue has been flushed."""
-        running = cl_module().command_execution_status.RUNNING
-        while event.command_execution_status > running:
-            pass
+    def has_ended(self, event: cl.Event) -> bool:
+        """Whether an event's command has ended; raises `DeviceError` if it failed."""
+        status = event.command_execution_status
+        complete = cl_module().command_execution_status.COMPLETE
+        if status < complete:
+            raise DeviceError(f"A command failed on {self.soc.gpu.name} ({describe(status)}).")
+        return bool(status == complete)
 
     def busy_binary(self) -> Binary:
         """The compiled program of `busy_kernel`."""
         return self.programs.binary("busy", BUSY)
 
     def busy_kernel(self) -> BoundKernel:
-        """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
+        """A kernel that keeps the device busy for some milliseconds."""
         kernel = make_kernel(self.programs.build_text("busy", BUSY), "busy")
         size = 1024 * self.soc.gpu.compute_units
         out = cl_module().Buffer(self.context, cl_module().mem_flags.READ_WRITE, 4 * size)
         return BoundKernel("busy", kernel, (size,), None, [out])
 
     def _start_workers(self) -> set[int]:
-        """Run a kernel, so that the driver makes its threads now, on cores that they may use.
+        """Run a kernel so that the driver creates its threads on the present cores.
 
-        Returns the threads that worked on it, the calling one aside.
+        Returns ids of the threads that worked on it, without the calling one.
         """
         busy, observer = self.busy_kernel(), threads.CoreObserver(ignore=[get_native_id()])
         self.run([busy])
@@ -366,17 +324,38 @@ def _find_device(soc: LocalSoc) -> cl.Device:
     )
 
 
-class AbsentDevice:
-    """Stands for a device where there is none: it knows its SoC, and all else raises `why`."""
+class HostDevice:
+    """The CPU side of a SoC without its OpenCL device, whose attributes raise `why`."""
 
-    def __init__(self, soc: LocalSoc, why: CodlError) -> None:
-        self.soc = soc
-        self._why = why
+    def __init__(
+        self, soc: LocalSoc, why: CodlError, lock: AbstractContextManager[object] | None
+    ) -> None:
+        self.soc, self._why = soc, why
+        self.lock = lock or threads.ProcessLock()
+
+    @classmethod
+    def of(
+        cls,
+        soc: LocalSoc,
+        why: CodlError,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> OpenClDevice:
+        """A device for executables without GPU commands, and for measuring the CPU side alone."""
+        return cast(OpenClDevice, cls(soc, why, lock))
+
+    def check_open(self) -> NoReturn:
+        raise self._why
+
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    profiling = loading
+
+    def finish(self) -> None:
+        """Nothing is enqueued."""
+
+    def release(self, held: object) -> None:
+        """Nothing uses the memory."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._why
-
-
-def absent_device(soc: LocalSoc, why: CodlError) -> OpenClDevice:
-    """With it the CPU side is measured alone."""
-    return cast(OpenClDevice, AbsentDevice(soc, why))

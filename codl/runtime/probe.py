@@ -1,41 +1,50 @@
-"""Probes of OpenCL drivers without a SoC: each is loaded and runs a kernel on each of its devices;
-and a bare device, to measure what it is.
-"""
+"""Probing of OpenCL drivers without a SoC: load one, and run a kernel on each of its devices."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from platform import machine
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codl.errors import DeviceError, UnknownNameError
-from codl.records.soc_facts import SVM_LEVELS
+from codl.ir.records.soc import SVM_LEVELS
+from codl.machine.driver_search import find_driver
+from codl.machine.placement import ProbedDevice
 from codl.runtime import drivers
-from codl.runtime.driver_search import entry_of, find_driver
-from codl.runtime.drivers import TARGET, TARGET_FLOATS, build_program, cl_module, make_kernel
+from codl.runtime.drivers import (
+    TARGET,
+    TARGET_FLOATS,
+    build_program,
+    cl_module,
+    make_kernel,
+    needs_stand_in,
+)
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-#: CL_PLATFORM_NOT_FOUND_KHR.
+#: Value of CL_PLATFORM_NOT_FOUND_KHR.
 NO_PLATFORM = -1001
 
 
 def platforms_of(driver: str) -> list[cl.Platform]:
-    """The platforms of a driver, which is loaded; no other can be afterwards, in this process.
+    """Load a driver and return its platforms; this process can load no other driver afterwards.
 
-    A driver may take the process down. Raises `DeviceError` where there is no such driver, or where
-    it gives no platform.
+    A driver may crash the process. Raises `DeviceError` for a driver unknown or without platforms.
     """
     wanted = find_driver(driver)
     with drivers.loaded([wanted], cores=()):
-        entry_of(wanted)
+        needs_stand_in(wanted)
         with drivers.as_device_error(f"Asking {wanted.library} for its platforms"):
-            platforms = _platforms()
-    # pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
+            try:
+                platforms = list(cl_module().get_platforms())
+            except cl_module().Error as error:
+                if error.code != NO_PLATFORM:
+                    raise
+                platforms = []
+    # pyopencl adds an installed Oclgrind to other drivers; a simulator is no device.
     platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
     if not platforms:
         raise DeviceError(
@@ -45,19 +54,8 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     return platforms
 
 
-def _platforms() -> list[cl.Platform]:
-    """Those of all drivers that are loaded; none where the loader says that there are none."""
-    cl = cl_module()
-    try:
-        return list(cl.get_platforms())
-    except cl.Error as error:
-        if error.code == NO_PLATFORM:
-            return []
-        raise
-
-
 class BareDevice:
-    """A device with a context, and a queue whose events tell when they ran."""
+    """A device with a context and a profiling queue, without a SoC."""
 
     def __init__(self, device: cl.Device) -> None:
         cl = cl_module()
@@ -68,7 +66,7 @@ class BareDevice:
 
     @classmethod
     def open(cls, driver: str, name: str) -> BareDevice:
-        """A device of a driver by its name; raises `UnknownNameError` where there is none."""
+        """A driver's device by name; raises `UnknownNameError` without a match."""
         devices = [d for platform in platforms_of(driver) for d in platform.get_devices()]
         for device in devices:
             if device.name.strip() == name:
@@ -82,10 +80,10 @@ class BareDevice:
         return make_kernel(program, name)
 
 
-#: What a CPU's vectors may hold, in floats.
+#: Possible numbers of floats in a CPU's vector.
 WIDTHS = (4, 8, 16)
-#: A trivial kernel; behind the items it leaves the floats in the vectors of the x86 CPU that it was
-#: compiled for, which the compiler's own macros tell, or 0.
+#: A trivial kernel. After its items it writes the vector width in floats of the x86 CPU it was
+#: compiled for, by the compiler's macros, or 0.
 SOURCE = """
 #if defined(__AVX512F__)
 #define FLOATS 16
@@ -104,70 +102,20 @@ kernel void probe(global int *out) {
 ITEMS = 64
 
 
-@dataclass(frozen=True)
-class ProbedDevice:
-    """One OpenCL device as its driver describes it, and whether a kernel ran on it."""
-
-    icd: str
-    platform: str
-    name: str
-    type: str
-    version: str
-    driver: str
-    compute_units: int
-    max_work_group_size: int
-    wave_size: int
-    vector_width: int
-    global_mem_cache_size: int
-    local_mem_bytes: int
-    unified_memory: bool
-    memory_types: tuple[str, ...]
-    extensions: tuple[str, ...]
-    max_image_width: int = 0
-    max_image_height: int = 0
-    fine_grained_svm: bool = False
-    #: Of `codl.records.soc.SVM_LEVELS`; then whether kernels may compute in `half`.
-    svm: str = "none"
-    half: bool = False
-    max_read_images: int = 0
-    #: Of a device that is a CPU; 0 where that is not known.
-    vector_registers: int = 0
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """The devices of one driver, or why there are none.
-
-    `file` is what named it, an ICD file or the library itself; `is_guess` as in `Driver`.
-    """
-
-    icd: str
-    devices: tuple[ProbedDevice, ...] = ()
-    error: str = ""
-    file: str = ""
-    is_guess: bool = False
-
-
 def look(name: str) -> list[ProbedDevice]:
-    """Load a driver and run a kernel on each of its devices.
+    """Load a driver and run a kernel on each of its devices, in a process for this purpose alone.
 
-    A driver may take the process down, and no other can be loaded afterwards: this is for a process
-    that does nothing else. Raises `DeviceError` where there is no such driver.
+    A driver may crash the process, which loads no other. Raises `DeviceError` for an unknown one.
     """
     devices = []
     for platform in platforms_of(name):
         for device in platform.get_devices():
-            cl = cl_module()
-            context = cl.Context([device])
-            queue = cl.CommandQueue(context)
-            program = cl.Program(context, SOURCE)
-            build_program(program, ())
-            kernel = make_kernel(program, "probe")
-            out = np.zeros(ITEMS + 1, np.int32)
-            buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
+            cl, bare = cl_module(), BareDevice(device)
+            kernel, out = bare.kernel(SOURCE, "probe"), np.zeros(ITEMS + 1, np.int32)
+            buffer = cl.Buffer(bare.context, cl.mem_flags.WRITE_ONLY, out.nbytes)
             kernel.set_args(buffer)
-            cl.enqueue_nd_range_kernel(queue, kernel, (ITEMS,), None)
-            cl.enqueue_copy(queue, out, buffer)
+            cl.enqueue_nd_range_kernel(bare.queue, kernel, (ITEMS,), None)
+            cl.enqueue_copy(bare.queue, out, buffer)
             if not np.array_equal(out[:ITEMS], np.arange(ITEMS)):
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
             devices.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))
@@ -209,34 +157,30 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: in
 
 
 def compiled_width(native: int, compiled: int = 0) -> int:
-    """Floats in the vectors of a CPU's kernels: the driver's native ones, and no more than its
-    compiler has instructions for, where that tells it (`compiled` is not 0).
+    """Floats in a CPU kernel's vector: the driver's native width, limited by its compiler's.
 
-    A driver may look at the CPU, and its compiler be too old to know it: PoCL with LLVM 14 claims
-    vectors of 16 on a Zen 4 and compiles for a Zen 3. Vectors of 16 go wrong there: programs lose
-    their kernels, and builds never end. Intel's runtime may be told to compile for another CPU, and
-    says the same all the same.
+    `compiled` is the width that the compiler has instructions for, or 0 if unknown. A compiler may
+    be older than the CPU: PoCL with LLVM 14 reports vectors of 16 on a Zen 4 and compiles for a Zen
+    3, where such programs lose their kernels and builds never end. Intel's runtime reports its
+    native width even if set to compile for another CPU.
     """
     held = TARGET_FLOATS.get(os.environ.get(TARGET, ""), native)
     return min(held, compiled or native, native) if native in WIDTHS else WIDTHS[0]
 
 
 def vector_registers(width: int, architecture: str) -> int:
-    """The vector registers of a CPU's instruction set; 0 of one that is not known here.
-
-    Vectors of 16 floats are AVX-512's on x86; narrower ones may be those of any x86 CPU.
-    """
+    """Vector registers of a CPU (AVX-512 if `width` is 16 on x86); 0 if unknown."""
     if architecture in ("x86_64", "AMD64"):
         return 32 if width == WIDTHS[-1] else 16
     return {"aarch64": 32, "arm64": 32, "armv7l": 16}.get(architecture, 0)
 
 
 def svm_level(device: Any) -> str:
-    """What memory host and kernels may share, of `SVM_LEVELS`; OpenCL 1.2 cannot be asked."""
+    """Kind of memory that host and kernels share, one of `SVM_LEVELS`; none before OpenCL 2.0."""
     cl = cl_module()
     try:
-        told = device.svm_capabilities
+        able = device.svm_capabilities
     except cl.Error:
         return SVM_LEVELS[0]
     levels = {level: getattr(cl.device_svm_capabilities, level.upper()) for level in SVM_LEVELS[1:]}
-    return next((level for level in reversed(levels) if told & levels[level]), SVM_LEVELS[0])
+    return next((level for level in reversed(levels) if able & levels[level]), SVM_LEVELS[0])

@@ -1,42 +1,44 @@
-"""An executable on a device: allocated, built and bound once, and then only run.
+"""An executable loaded on a device: allocated, built and bound once, then run.
 
-Loading resolves everything to handles. What the device refuses is told as data, so that whoever
-lowered the plan can lower it again without.
+Refused kernels are reported as data, so that the plan can be lowered without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from codl.errors import DeviceError
 from codl.ir.executable import Executable
-from codl.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
-from codl.records.results import TimeSpan
-from codl.runtime import threads
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
+from codl.ir.records.results import TimeSpan
+from codl.machine import threads
+from codl.machine.placement import LocalSoc
 from codl.runtime.actions import Action, Binder
 from codl.runtime.drivers import as_device_error
 from codl.runtime.handles import Handles
 from codl.runtime.launch import BoundKernel
-from codl.runtime.limited import PacedBinder, PacedQueue, SplitLaunches
 from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline, no_callback
-from codl.runtime.opencl import OpenClDevice
+from codl.runtime.opencl import HostDevice, OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+    from codl.runtime.limited import PacedQueue, SplitLaunches
 
 
 class Session:
     """Runs one executable on an OpenCL device and its CPU.
 
-    `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
-    former, `run`, and read the latter before the next run. With `tries` every kernel runs once
-    here: some failures only show at a first launch; and variants that are known to be wrong on this
-    driver are refused; `on_step` is called with each step before. With `limits` launches are
-    measured here, split where they are too long, and paced.
-    Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
-    for all else that the device cannot.
+    `inputs` and `outputs` are the network's arrays by name: fill `inputs`, call `run`, and read
+    `outputs` before the next run. With `tries`, loading runs every kernel once, since some fail
+    only then, and refuses variants known as wrong on this driver. `on_step` receives each step's
+    number before its kernels are built. With `limits`, launches are measured, split if too long,
+    and paced.
+
+    Raises `RefusedError` for refused kernels that other variants can replace, and `DeviceError` for
+    other failures of the device.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Session:
         on_step: StepCallback = no_callback,
         limits: GpuLimits = UNLIMITED,
     ) -> None:
+        if executable.needs_gpu:
+            device.check_open()
         self.executable, self._device = executable, device
-        #: Held by whatever runs something on the device and its CPU.
+        #: Held during any work on the device and its CPU.
         self.lock = device.lock
         self._actions: list[Action] | None = None
-        #: How the GPU's limits are kept; None without any.
+        #: Effect of the GPU's limits; None without limits.
         self.limited: LimitedGpu | None = None
         self._paced: PacedQueue | None = None
         with self._working(), device.loading(), as_device_error(f"Loading {executable.model!r}"):
@@ -67,46 +71,46 @@ class Session:
                 if handles.refusals:
                     raise RefusedError(handles.refused)
                 on_step(-1)
-                handles.host.make_nets()
+                handles.make_nets()
                 self._bind(limits)
             except BaseException as error:
-                device.release(error)  # its frames hold what was allocated
+                device.release(error)  # the error's frames reference allocated memory
                 raise
         #: The CPU's nets, in the order of the executable's.
-        self.nets = handles.host.nets
-        self.inputs = handles.host.arrays(executable.inputs)
-        self.outputs = handles.host.arrays(executable.outputs)
+        self.nets = handles.nets
+        self.inputs = handles.arrays(executable.inputs)
+        self.outputs = handles.arrays(executable.outputs)
         self.footprint = Footprint(
             executable.bytes("cpu", "shared"),
             executable.bytes("gpu"),
-            handles.host.weight_bytes,
-            handles.weight_bytes,
+            handles.cpu_weight_bytes,
+            handles.gpu_weight_bytes,
         )
 
     def _bind(self, limits: GpuLimits) -> None:
         executable, handles, device = self.executable, self._handles, self._device
-        self._binder = Binder(executable, handles, device)
-        # Before the setup: what is measured runs on whatever lies in its memory.
-        launches = SplitLaunches(handles, device, executable.commands, limits) if limits else None
+        self._binder = Binder(handles)
+        launches: SplitLaunches | None = None
+        if limits:
+            from codl.runtime import limited  # most engines have no limits
+
+            # Before the setup: measured kernels overwrite the memory that it fills.
+            launches = limited.SplitLaunches(handles, executable.commands, limits)
         for action in self._binder.bind(executable.setup):
             action.run()
-        handles.host.forget_packed()
+        handles.forget_packed()
         if launches is not None:
-            device.queue.finish()
-            self.limited, self._paced = launches.report, PacedQueue(device, limits)
-            self._binder = PacedBinder(
-                executable,
-                handles,
-                device,
-                self._binder.events,
-                launches=launches,
-                paced=self._paced,
+            device.finish()
+            self.limited, self._paced = launches.report, limited.PacedQueue(device, limits)
+            events = self._binder.events
+            self._binder = limited.PacedBinder(
+                handles, events, launches=launches, paced=self._paced
             )
         self._actions = self._binder.bind(executable.commands)
-        device.queue.finish()
+        device.finish()
 
     def run(self) -> None:
-        """One inference from what `inputs` hold; allocates no tensor."""
+        """Run one inference on the content of `inputs`; allocates no tensor."""
         with self._working():
             action = None
             try:
@@ -117,12 +121,12 @@ class Session:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """The calling thread is one of the CPU side inside, and nothing else runs on the device."""
+        """Hold the device, with the calling thread on the cores of the CPU side."""
         with self._device.lock, threads.pinned_to(self._device.soc.placement.cpu_cores):
             yield
 
     def _explain(self, error: Exception, action: Action | None) -> NoReturn:
-        """Raise what went wrong in the middle of an inference, with where that was."""
+        """Raise an inference's error with the name of the failed action."""
         if action is None:
             raise error
         where = f"Running {self.executable.model!r}, {action.name},"
@@ -132,7 +136,7 @@ class Session:
             raise error
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
-        """What each processor did when in one inference, and each of a net's `layers`."""
+        """The spans of one inference; with `layers` also spans of nets' layers."""
         running = as_device_error(f"Running {self.executable.model!r}")
         with self._working(), running, self._device.profiling():
             timeline = Timeline(layers)
@@ -142,18 +146,18 @@ class Session:
             return timeline.spans()
 
     def device_memory(self, buffer: int) -> cl.MemoryObject:
-        """A buffer in the device's memory."""
+        """The device memory of a buffer."""
         self._open()
-        return self._handles.argument(buffer)
+        return self._handles.memory[buffer].argument
 
     def stage(self, label: str) -> list[Action]:
-        """What the stages of this label do, to be done apart from the others."""
+        """The actions of all stages with this label, for separate runs."""
         self._open()
         stages = (stage for stage in self.executable.stages if stage.label == label)
         return self._binder.bind(command for stage in stages for command in stage.commands)
 
     def kernels(self, label: str) -> list[BoundKernel]:
-        """The kernels of the stages of this label."""
+        """The kernels of all stages with this label."""
         return [kernel for action in self.stage(label) for kernel in action.kernels]
 
     def _open(self) -> list[Action]:
@@ -163,13 +167,28 @@ class Session:
         return self._actions
 
     def close(self) -> None:
-        """Release buffers and nets; nothing can run afterwards."""
+        """Release buffers and nets; later runs raise `DeviceError`."""
         with self._device.lock:
             if self._actions is None:
                 return
             if self._paced is not None:
                 self._paced.close()
             self._actions, self.nets = None, []
-            # What was bound holds memory of the device.
+            # Bound actions reference memory of the device.
             self._device.release((self._handles, self._binder))
             del self._handles, self._binder
+
+
+def host_session(
+    executable: Executable,
+    soc: LocalSoc,
+    *,
+    own_memory: bool = False,
+    lock: AbstractContextManager[object] | None = None,
+) -> Session:
+    """A session of an executable without GPU commands, such as a net alone.
+
+    `lock` is held during runs on the CPU. Raises `DeviceError` for an executable with GPU commands.
+    """
+    why = DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
+    return Session(executable, HostDevice.of(soc, why, lock), own_memory=own_memory)

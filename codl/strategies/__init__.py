@@ -8,7 +8,7 @@ from codl.registry import import_modules
 from codl.strategies import ideal
 from codl.strategies.base import STRATEGIES, Context, Strategy
 
-#: What plans where nothing says how.
+#: The default strategy.
 DEFAULT = "codl"
 
 

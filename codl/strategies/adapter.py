@@ -19,12 +19,11 @@ from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
+from codl.ir.records.results import Adaptation, PlanChange
+from codl.plan.corrections import Improver, waiting
 from codl.plan.coverage import covered
-from codl.plan.improver import Improver, waiting
-from codl.plan.price import StageTimes, stage_times
-from codl.plan.profile_feedback import ProfiledTimes
+from codl.plan.price import ProfiledTimes, StageTimes, stage_times
 from codl.predict import DEFAULT
-from codl.records.results import Adaptation, PlanChange
 from codl.runtime.loaded import totals_ms
 from codl.strategies.base import Context
 from codl.strategies.device_loop import ObservedParts, comparing
@@ -70,23 +69,22 @@ class PlanAdapter:
         return Adaptation(self.runs, tuple(self.changes))
 
     def after_run(self, engine: Engine) -> None:
-        """Count an inference, and profile another one if it is due.
-
-        Plans of one processor stay.
-        """
+        """Count an inference, and profile the next if due; plans of one processor stay."""
         self.runs += 1
         if self.runs < self._next or not engine.plan.is_split:
             return
         stages = self._measured(engine)
         cpu_ms, gpu_ms = (sum(ms) for ms in zip(*(s.works_ms for s in stages), strict=True))
-        waits = waiting(stages) > APART and not self._is_unpaid(cpu_ms, gpu_ms)
+        then_ms, now_ms = self._unpaid_ms, (cpu_ms, gpu_ms)
+        is_unpaid = then_ms is not None and np.allclose(now_ms, then_ms, rtol=CHANGED, atol=0)
+        waits = waiting(stages) > APART and not is_unpaid
         if waits and not self._waited:
             self._waited, self._next = True, self.runs + FIRST
             return
         self._waited = False
         if waits:
             has_paid = self._improves(engine)
-            self._unpaid_ms = None if has_paid else (cpu_ms, gpu_ms)
+            self._unpaid_ms = None if has_paid else now_ms
             self._pause = FIRST if has_paid else self._pause
         self._next = self.runs + self._pause
         self._pause = min(2 * self._pause, MOST)
@@ -97,12 +95,7 @@ class PlanAdapter:
         if self._predicted is None or self._predicted[0] is not engine.executable:
             self._predicted = engine.executable, stage_times(engine.executable, self._cost)
         profiled = ProfiledTimes.of_totals(engine.executable, totals)
-        return profiled.with_kernels(profiled.with_nets(self._predicted[1]))
-
-    def _is_unpaid(self, *now_ms: float) -> bool:
-        """True where a plan did not pay at about the present times of the processors."""
-        then = self._unpaid_ms
-        return then is not None and np.allclose(now_ms, then, rtol=CHANGED, atol=0)
+        return profiled.put_in(self._predicted[1], "nets_ms", "kernels_ms")
 
     def _improves(self, engine: Engine) -> bool:
         """Change to a balanced plan if it is faster; True if changed."""

@@ -1,4 +1,9 @@
-"""Strategy: the protocol of ways to make a plan, and the context in which they plan."""
+"""Strategies by name, and the context in which they plan.
+
+A strategy is a function of a network and a `Context` that returns a plan; the decorator `strategy`
+registers it. The context has the SoC, its predictors and dataset, and the target on which plans
+run. `Profiling` reads and keeps the measurements of plans that ran.
+"""
 
 from __future__ import annotations
 
@@ -10,87 +15,76 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
+from codl.files import VERSION, commit
 from codl.ir import Network, Op
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
+from codl.ir.records import profile as profiles
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.ir.records.profile import NetworkProfile, load_profile
+from codl.ir.records.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import limits_of, require_local, splittable
+from codl.machine.threads import one_blas_thread
 from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.plan.beam_search import LATENCY, Objective
 from codl.plan.corrections import Evidence, corrected
-from codl.plan.cost_model import (
-    ANYWHERE,
-    CostModel,
-    LatencyPredictors,
-    Milliseconds,
-    WeightPlaces,
-)
+from codl.plan.cost_model import CostModel, LatencyPredictors, Milliseconds
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
-from codl.provenance import VERSION, commit
-from codl.records import profile as profiles
-from codl.records.gpu_limits import UNLIMITED, GpuLimits
-from codl.records.profile import NetworkProfile, load_profile
-from codl.records.soc import Soc
 from codl.registry import Registry
-from codl.runtime.placement import limits_of, require_local, splittable
-from codl.runtime.threads import one_blas_thread
-from codl.targets.base import Target
-from codl.targets.environment import libraries_of
+from codl.targets.base import Target, libraries_of
 
 
 def _discard(text: str) -> None:
-    """The default of `Context.note`."""
+    pass
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """Reads and keeps the profiles of networks, in a `folder` or in one `file`.
-
-    Profiles that were made or read are cached by the digest of their network.
-    """
+    """Reads, caches and writes profiles of networks, in a `folder` or in one `file`."""
 
     folder: Path = profiles.FOLDER
     file: Path | None = None
     _profiles: dict[str, NetworkProfile] = field(default_factory=dict, repr=False, compare=False)
 
-    def wanted(self, network: Network, soc: Soc, tuning: str, target: Target) -> NetworkProfile:
-        """An empty profile that identifies the network, device, tuning and libraries."""
-        cpu, place = soc.cpu, require_local(soc).placement
-        sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
-        return NetworkProfile(
-            model=network.name,
-            network=network.digest,
-            soc=soc.name,
-            device={**target.open(), **sides, **libraries_of(target)},
-            tuning=tuning,
-        )
-
-    def read(self, wanted: NetworkProfile, note: Callable[[str], None]) -> NetworkProfile | None:
-        """The stored profile with the identity of `wanted`, if any.
+    def load(self, network: Network, context: Context) -> NetworkProfile:
+        """The stored profile of a network with the context's device and tuning, or an empty one.
 
         A named file that does not match raises `MismatchError`, and one that cannot be read
         `InvalidFileError`. A file in the folder is then ignored with a note.
         """
-        if wanted.network in self._profiles:
-            return self._profiles[wanted.network]
-        path = self.path(wanted)
-        if self.file is None and not path.exists():
-            return None
+        soc, target = context.soc, context.device
+        cpu, place = soc.cpu, require_local(soc).placement
+        sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
+        empty = NetworkProfile(
+            model=network.name,
+            network=network.digest,
+            soc=soc.name,
+            device={**target.open(), **sides, **libraries_of(target)},
+            tuning=context.tuning.fingerprint,
+        )
+        path = self._path(empty)
+        if network.digest in self._profiles or (self.file is None and not path.exists()):
+            return self._profiles.get(network.digest, empty)
         try:
             profile = load_profile(path)
-            profile.check(wanted, path)
+            profile.check(empty, path)
         except (InvalidFileError, MismatchError) as error:
             if self.file is not None:
                 raise
-            note(f"{error} A new one is made.")
-            return None
+            context.note(f"{error} A new one is made.")
+            return empty
         self.remember(profile)
         return profile
 
-    def path(self, profile: NetworkProfile) -> Path:
+    def _path(self, profile: NetworkProfile) -> Path:
         return self.file or self.folder / profile.path
+
+    def save(self, profile: NetworkProfile) -> Path:
+        """Write a profile; returns the path of its file."""
+        return profile.save(self._path(profile))
 
     def remember(self, profile: NetworkProfile) -> None:
         """Cache a profile under the digest of its network."""
@@ -103,12 +97,11 @@ class Profiling:
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy may use: the SoC, its tuning, predictors and dataset, and a target.
+    """Inputs of a strategy: the SoC, its tuning, predictors and dataset, and a target.
 
-    `predictor` overrides the strategy's default predictor. `method` is the search method of `codl`,
-    one of `codl.plan.search.METHODS`, and `objective` its objective. Without `winograd`, Winograd
-    variants count as unmeasured. Plans run on `target`, for `plan_time_s` seconds of `clock` for
-    each model, or by default for as many rounds as gain something.
+    `predictor` overrides the strategy's default predictor. Without `winograd`, Winograd variants
+    count as unmeasured. Plans run on `target`, for `plan_time_s` seconds of `clock` for each model,
+    or by default for as many rounds as gain something.
     """
 
     soc: Soc
@@ -116,15 +109,11 @@ class Context:
     predictors_folder: Path = FOLDER
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
-    method: str = "dp"
-    objective: Objective = LATENCY
     winograd: bool = True
     plan_time_s: float | None = None
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
-    #: Limits of the GPU that replace those of the SoC's placement.
+    #: GPU limits that replace the limits of the SoC's placement.
     limits: GpuLimits = UNLIMITED
-    #: Where plans may have weights.
-    places: WeightPlaces = ANYWHERE
     target: Target | None = field(default=None, repr=False, compare=False)
     #: The profiles of networks; None to plan by predictions alone.
     profiling: Profiling | None = field(default=None, repr=False, compare=False)
@@ -156,21 +145,13 @@ class Context:
         from codl.predict.model_set import load
 
         name = self.predictor or default
-        key = self._key(name)
+        key = self.soc, self.tuning.fingerprint, self.predictors_folder, name
         if key not in self._loaded:
             self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
         loaded = self._loaded[key]
         predictors = loaded if self.winograd else without_winograd(loaded)
         limits = self.limits or limits_of(self.soc)
-        cost = CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
-        return replace(cost, places=self.places)
-
-    def with_predictors(self, predictors: LatencyPredictors) -> Context:
-        """The context with predictors that replace the stored ones of the same name."""
-        return replace(self, _loaded={**self._loaded, self._key(predictors.name): predictors})
-
-    def _key(self, name: str) -> tuple[Soc, str, Path, str]:
-        return self.soc, self.tuning.fingerprint, self.predictors_folder, name
+        return CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
 
     def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel | None:
         """The default predictor's cost model of a network, with estimates for missing predictors.
@@ -238,10 +219,7 @@ PlanMaker: TypeAlias = Callable[[Network, Context], Plan]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to make a plan.
-
-    `runs_plans` is True for a strategy that runs plans on a device if there is one.
-    """
+    """A way to make a plan; with `runs_plans`, it runs plans on a device, if any."""
 
     name: str
     plan: PlanMaker
@@ -254,10 +232,7 @@ STRATEGIES: Registry[Strategy] = Registry("strategy")
 
 
 def strategy(
-    name: str,
-    *,
-    default_predictor: str = DEFAULT,
-    runs_plans: bool = False,
+    name: str, *, default_predictor: str = DEFAULT, runs_plans: bool = False
 ) -> Callable[[PlanMaker], PlanMaker]:
     """Decorator that registers a function as the strategy of this name."""
 

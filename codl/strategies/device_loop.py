@@ -1,43 +1,43 @@
 """Planning loop on a device: propose a plan, run it, measure its parts, improve it, run again.
 
 The first plan comes from predictions. It runs beside each processor alone and the plans of the
-baselines. Then each round runs the next proposal of `codl.plan.improver` in turns with the fastest
+baselines. Then each round runs the next proposal of `Improver` in turns with the fastest
 plan so far. Effort is counted in rounds and runs, so a slow device has as many as a fast one. The
-measurements are kept in a file (`codl.records.profile`), from which the next search starts.
+measurements are kept in a file (`codl.ir.records.profile`), from which the next search starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from statistics import fmean
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError, InvalidFileError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.records.profile import PlanRun
+from codl.ir.records.results import TimeSpan, doubts
+from codl.ir.records.statistic import nearest
 from codl.ir.types import PROCESSORS
+from codl.machine.threads import one_blas_thread
 from codl.measure import drift
 from codl.measure.budget import Budget
 from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.build_plan import cpu_plans, one_processor
+from codl.plan.corrections import Improver
 from codl.plan.coverage import covered
-from codl.plan.improver import Improver
-from codl.plan.profile_feedback import Totals
+from codl.plan.price import Totals
 from codl.predict import DEFAULT
-from codl.records.profile import NetworkProfile, PlanRun
-from codl.records.results import TimeSpan, doubts
-from codl.records.statistic import nearest
 from codl.runtime.loaded import totals_ms
-from codl.runtime.threads import one_blas_thread
 from codl.strategies.base import STRATEGIES, Context
 
 #: The least number of rounds, and the most without a planning time.
-LEAST_ROUNDS, MOST_ROUNDS = 3, 6
+LEAST_ROUNDS, MOST_ROUNDS = 3, 8
 #: Planning continues while one of the last two rounds gained this part of the best latency.
 GAIN = 0.01
 #: The least and the most profiled runs of a plan, each with and without the layers of nets.
@@ -62,24 +62,25 @@ LEAST_PART = 0.3
 #: A processor is busy with other work if its anchors are this many times slower than in the
 #: dataset.
 BUSY = 1.25
+#: A comparison is repeated up to this many times while it is doubtful, or while the fastest plan
+#: takes this many times as long as before: other programs slow one processor for seconds.
+REPEATS, DISTURBED = 3, 1.1
 #: The baselines whose plans are candidates, and the most layers of a network for them.
 BASELINES, MOST_LAYERS = ("codl-paper", "mulayer"), 400
 #: Planning ends after this many plans failed to run.
 MOST_FAILURES = 3
-#: Planning ends after this many exploring proposals in a row that already ran.
-MOST_REPEATS = 20
 
 
 def planned_on_device(network: Network, context: Context, *, strategy: str) -> Plan:
-    """The fastest plan of those that ran on the context's target, or ran before Ctrl-C.
+    """The fastest plan that ran on the context's target, also after Ctrl-C.
 
     Raises `DeviceError` or `UnsupportedError` where no plan runs.
     """
-    with one_blas_thread(), DeviceLoop.of(network, context, strategy) as loop:
+    with one_blas_thread(), DeviceLoop(network, context, strategy) as loop:
         with loop.kept():
             loop.begin()
             loop.improve()
-            loop.try_libraries()
+            loop.run(plan for plan in loop.cpu[1:] if loop.is_promising(plan, PROMISING_ALONE))
         return loop.chosen()
 
 
@@ -88,55 +89,36 @@ def fastest_on_cpu(network: Network, context: Context, *, strategy: str) -> Plan
 
     Raises `DeviceError` or `UnsupportedError` where no plan runs.
     """
-    with DeviceLoop.of(network, context, strategy) as loop:
+    with DeviceLoop(network, context, strategy) as loop:
         with loop.kept():
             loop.run(loop.cpu)
         return loop.chosen(alone=True)
 
 
-@dataclass
 class DeviceLoop:
-    """Runs plans of a network on a device, and adds them to its profile.
+    """Runs plans of a network on a device, and adds them to its profile, the stored one at first.
 
     `cpu` are the plans of the CPU alone, the one predicted fastest first; `gpu` is the GPU's plan.
     """
 
-    network: Network
-    context: Context
-    strategy: str
-    profile: NetworkProfile
-    improver: Improver
-    cpu: Sequence[Plan]
-    gpu: Plan
-    budget: Budget
-    #: Why the device seems busy with other work; empty if it does not.
-    busy: str = ""
-    has_run: bool = False
-    _failed: dict[str, str] = field(default_factory=dict)
-    _engines: dict[str, Engine] = field(default_factory=dict)
-    #: By plan, approximate seconds of a run.
-    _run_s: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, network: Network, context: Context, strategy: str) -> DeviceLoop:
-        """A loop that begins with the stored profile of the network, if it matches."""
-        profiles = context.profiling
-        assert profiles is not None
+    def __init__(self, network: Network, context: Context, strategy: str) -> None:
+        assert context.profiling is not None
+        self.network, self.context, self.strategy = network, context, strategy
+        self.profiles = context.profiling
         cost = covered(context.cost(DEFAULT), network)
-        wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
-        improver = Improver(network, cost, context.local, strategy, context.method)
-        loop = cls(
-            network,
-            context,
-            strategy,
-            profiles.read(wanted, context.note) or wanted,
-            improver,
-            cpu_plans(network, cost, strategy=strategy),
-            one_processor(network, cost, "gpu", strategy=strategy),
-            Budget(context.plan_time_s, context.clock),
-        )
-        improver.observe(loop.profile.runs)
-        return loop
+        self.improver = Improver(network, cost, context.local, strategy)
+        self.profile = self.profiles.load(network, context)
+        self.improver.observe(self.profile.runs)
+        self.cpu: Sequence[Plan] = cpu_plans(network, cost, strategy=strategy)
+        self.gpu = one_processor(network, cost, "gpu", strategy=strategy)
+        self.budget = Budget(context.plan_time_s, context.clock)
+        #: Why the device seems busy with other work; empty if it does not.
+        self.busy = ""
+        self.has_run = False
+        self._failed: dict[str, str] = {}
+        self._engines: dict[str, Engine] = {}
+        #: By plan, approximate seconds of a run.
+        self._run_s: dict[str, float] = {}
 
     def __enter__(self) -> DeviceLoop:
         return self
@@ -152,8 +134,6 @@ class DeviceLoop:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Context manager that stores the profile at its end, and at Ctrl-C."""
-        profiles = self.context.profiling
-        assert profiles is not None
         with self.budget.keeping(self):
             try:
                 yield
@@ -163,24 +143,21 @@ class DeviceLoop:
                 self.context.note(f"{self.network.name}: planning ends early. {error}")
         if self.budget.ended == "interrupted":
             self.context.note(f"{self.network.name}: interrupted. The best plan so far is taken.")
-        profiles.remember(self.profile)
+        self.profiles.remember(self.profile)
         if self.busy:
             self.context.note(
                 f"{self.network.name}: its profile is not kept. The device seems busy: {self.busy}."
             )
         elif self.has_run:
-            self.context.note(f"Wrote {self.profile.save(profiles.path(self.profile))}")
+            self.context.note(f"Wrote {self.profiles.save(self.profile)}")
 
     # Running plans.
 
     def begin(self) -> None:
-        """Run the plan predicted fastest, each processor alone, and the baselines' plans.
-
-        Plans in the profile do not run again.
-        """
-        first = [] if self.improver.best else [*self.improver.proposals()][:1]
+        """Run the plan predicted fastest, single processors and baselines, unless profiled."""
+        first = [] if self.improver.best else [*islice(self.improver.proposals(), 1)]
         self.run([*first, self.gpu, *self.cpu[:1]])
-        self.run(plan for plan in self._baselines() if self._is_promising(plan))
+        self.run(plan for plan in self._baselines() if self.is_promising(plan))
 
     def improve(self) -> None:
         """Run proposals of the improver until rounds gain nothing, or the planning time is over."""
@@ -199,23 +176,10 @@ class DeviceLoop:
         gained = max(gains[-2:], default=0.0) >= GAIN
         return rounds >= MOST_ROUNDS or (rounds >= LEAST_ROUNDS and not gained)
 
-    def try_libraries(self) -> None:
-        """Run the CPU alone in further libraries that may be faster than the best plan."""
-        self.run(plan for plan in self.cpu[1:] if self._is_promising(plan, PROMISING_ALONE))
-
     def _proposed(self) -> Iterator[Plan]:
-        """Proposals of the improver; with a planning time, exploring proposals too."""
+        """Proposals of the improver, each made with all measurements so far."""
         while plan := next(self.improver.proposals(self._failed), None):
             yield plan
-        repeats = 0
-        for seed in count() if self.context.plan_time_s is not None else ():
-            plan = self.improver.explored(seed, self._failed)
-            repeats = repeats + 1 if plan is None else 0
-            if repeats > MOST_REPEATS:
-                return
-            if plan is not None:
-                yield plan
-                yield from self.improver.proposals(self._failed)
 
     def _baselines(self) -> Iterator[Plan]:
         for name in BASELINES:
@@ -225,7 +189,8 @@ class DeviceLoop:
                 except (InvalidFileError, UnsupportedError):
                     continue  # no trained predictor, or an unsupported op
 
-    def _is_promising(self, plan: Plan, factor: float = PROMISING) -> bool:
+    def is_promising(self, plan: Plan, factor: float = PROMISING) -> bool:
+        """True where a plan is predicted to take less than `factor` times the best latency."""
         return self.improver.predicted_ms(plan) < factor * self._best.latency_ms
 
     def run(self, plans: Iterable[Plan]) -> None:
@@ -252,45 +217,71 @@ class DeviceLoop:
             return
         lengths = [parts.length_ms for parts in observed.values()]
         limit_ms = HOPELESS * min([*lengths, *([rival.latency_ms] if rival else [])])
+        for name in observed:
+            self._observe_again(new[name], observed, limit_ms)
         near = {n: new[n] for n, parts in observed.items() if parts.length_ms <= limit_ms}
         if near:
             self._compare(near, observed, rival)
-        ran = [self._run_of(name) for name in observed if name not in self._failed]
+        by_name = {run.plan.fingerprint: run for run in self.profile.runs}
+        ran = [by_name[name] for name in observed if name not in self._failed]
         self.improver.observe(ran)
         for run in ran:
             self._note(run, rival)
         if self.profile.runs:
-            self._keep_engine(self._best.plan.fingerprint)
+            # Release all engines but one, to save memory.
+            for name in self._engines.keys() - {self._best.plan.fingerprint}:
+                self._engines.pop(name).close()
 
     def _compare(
         self,
         plans: Mapping[str, Plan],
-        observed: Mapping[str, ObservedParts],
+        observed: dict[str, ObservedParts],
         rival: PlanRun | None,
     ) -> None:
         """Time plans in turns with the fastest plan so far, and add their latencies."""
         usual_ms = {} if rival else drift.first_ms(self.context.dataset)
         beside = {} if rival is None else {rival.plan.fingerprint: rival.plan}
-        times = self._timed({**plans, **beside}, anchors=bool(usual_ms))
-        for name, reason in times.failed.items():
-            if name in beside:
-                raise DeviceError(reason)
-            self._give_up(plans[name], DeviceError(reason))
-        levels = {name: latency.level for name, latency in times.latency_ms.items()}
-        # Scale latencies to the pace at which the fastest plan ran before.
-        pace = 1.0 if rival is None else rival.latency_ms / levels[rival.plan.fingerprint]
+        levels: dict[str, float] = {}
+        for _ in range(REPEATS):
+            running = {n: p for n, p in {**plans, **beside}.items() if n not in self._failed}
+            times = self._timed(running, anchors=bool(usual_ms))
+            for name, reason in times.failed.items():
+                if name in beside:
+                    raise DeviceError(reason)
+                self._give_up(plans[name], DeviceError(reason))
+            for name, latency in times.latency_ms.items():
+                levels[name] = min(latency.level, levels.get(name, latency.level))
+            slower = levels[rival.plan.fingerprint] / rival.latency_ms if rival else 1.0
+            reasons = [*chain.from_iterable(map(doubts, times.latency_ms.values()))]
+            if slower <= DISTURBED and not reasons:
+                break
         if rival is None:
-            slower = slowdown(times.anchors, usual_ms) or {}
-            reasons = [
+            slowdowns = slowdown(times.anchors, usual_ms) or {}
+            anchors = [
                 f"anchors of the {side} take {factor:.2f} times as long as in the dataset"
-                for side, factor in slower.items()
+                for side, factor in slowdowns.items()
                 if side in PROCESSORS and factor > BUSY
             ]
-            reasons += chain.from_iterable(map(doubts, times.latency_ms.values()))
-            self.busy = "; ".join(reasons)
-            self.profile = replace(self.profile, slowdown=slower)
-        done = [name for name in plans if name in levels]
+            self.busy = "; ".join([*anchors, *reasons])
+            self.profile = replace(self.profile, slowdown=slowdowns)
+        # Scale latencies to the pace at which the fastest plan ran before. A plan that is disturbed
+        # on one processor says nothing about the pace of the others.
+        pace = 1 / slower if slower <= DISTURBED else 1.0
+        done = [name for name in plans if name in levels and name not in self._failed]
+        for name in done:
+            self._observe_again(plans[name], observed, BUSY * levels[name])
         self._add([observed[name].run(plans[name], pace * levels[name]) for name in done])
+
+    def _observe_again(
+        self, plan: Plan, observed: dict[str, ObservedParts], limit_ms: float
+    ) -> None:
+        """Profile a split plan again that took longer than a limit; keep the shortest profile."""
+        parts = observed[plan.fingerprint]
+        for _ in range(REPEATS - 1 if plan.is_split else 0):
+            if parts.length_ms <= limit_ms:
+                break
+            parts = min(self._observed(plan), parts, key=lambda each: each.length_ms)
+        observed[plan.fingerprint] = parts
 
     def _add(self, runs: Sequence[PlanRun]) -> None:
         self.has_run = True
@@ -312,25 +303,17 @@ class DeviceLoop:
         split = sum(0 < chain.gpu_ratio < 1 for chain in run.plan.chains)
         sides = sorted({"cpu" if c.gpu_ratio == 0 else "gpu" for c in run.plan.chains})
         what = f"{split} split chains of {len(run.plan.chains)}" if split else " and ".join(sides)
-        waits = f", one processor waits {self.improver.imbalance(run):.0%}" if split else ""
         best = f"; best {self._best.latency_ms:.2f} ms" if rival else ""
-        self.context.note(f"{self.network.name}: {what}: {run.latency_ms:.2f} ms{waits}{best}")
+        self.context.note(f"{self.network.name}: {what}: {run.latency_ms:.2f} ms{best}")
 
     # Results.
 
     @property
     def _best(self) -> PlanRun:
-        """The fastest run."""
         return min(self.profile.runs, key=lambda run: run.latency_ms)
 
-    def _run_of(self, fingerprint: str) -> PlanRun:
-        return next(run for run in self.profile.runs if run.plan.fingerprint == fingerprint)
-
     def chosen(self, *, alone: bool = False) -> Plan:
-        """The fastest plan; a plan on both processors must be worth it (`WORTH`).
-
-        With `alone`, the fastest plan of the CPU.
-        """
+        """The fastest plan, both processors only if worth it (`WORTH`); or `alone` on the CPU."""
         runs = sorted(self.profile.runs, key=lambda run: run.latency_ms)
         cpu = {plan.fingerprint for plan in self.cpu}
         single = [run for run in runs if not run.plan.is_split]
@@ -355,11 +338,6 @@ class DeviceLoop:
             self._engines[plan.fingerprint] = engine
             engine.feed(random_inputs(self.network))
         return self._engines[plan.fingerprint]
-
-    def _keep_engine(self, fingerprint: str) -> None:
-        """Release all engines but one, to save memory."""
-        for name in [name for name in self._engines if name != fingerprint]:
-            self._engines.pop(name).close()
 
     def _observed(self, plan: Plan) -> ObservedParts:
         clock, engine = self.context.clock, self._engine(plan)
@@ -397,15 +375,14 @@ def keep_run(engine: Engine, context: Context, latency_ms: float) -> None:
     profiles, network = context.profiling, engine.network
     if profiles is None:
         return
-    wanted = profiles.wanted(network, context.soc, context.tuning.fingerprint, context.device)
-    profile = profiles.read(wanted, context.note) or wanted
+    profile = profiles.load(network, context)
     before = profile.run_of(engine.plan)
     level_ms = latency_ms if before is None else before.latency_ms
     profile = profile.with_runs(ObservedParts.of(engine, PROFILED).run(engine.plan, level_ms))
     # The new run may lead to one more proposal.
     profile = replace(profile, rounds=max(0, profile.rounds - 1))
     profiles.remember(profile)
-    context.note(f"Wrote {profile.save(profiles.path(profile))}")
+    context.note(f"Wrote {profiles.save(profile)}")
 
 
 @dataclass(frozen=True)
@@ -430,7 +407,8 @@ class ObservedParts:
             if all(name in layers for name in names):
                 whole_ms = totals["net", net.label]
                 totals |= _fitted({name: layers[name] for name in names}, whole_ms)
-        return cls(engine.executable.digest(weights=False), totals, _length_ms(plain))
+        length_ms = fmean(map(_length, nearest(plain, _length)))
+        return cls(engine.executable.digest(weights=False), totals, length_ms)
 
     def run(self, plan: Plan, latency_ms: float) -> PlanRun:
         """The run of a plan with its parts scaled to the latency of plain runs."""
@@ -443,10 +421,6 @@ class ObservedParts:
 
 def _length(spans: Sequence[TimeSpan]) -> float:
     return max(span.end_ms for span in spans)
-
-
-def _length_ms(profiles: Sequence[Sequence[TimeSpan]]) -> float:
-    return fmean(map(_length, nearest(profiles, _length)))
 
 
 def _typical(profiles: Sequence[Sequence[TimeSpan]]) -> dict[tuple[str, str], float]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from codl.errors import CodlError
 from codl.ir import Dim, Network, Op, to_text
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
+from codl.measure import SHARES
 from codl.measure.dataset import Dataset
-from codl.measure.tasks import SHARES
-from codl.records.soc import Soc
 
 #: Milliseconds by (op, dimension, share), in the fastest variant of one processor.
 Measured = Mapping[tuple[str, str, float], float]
@@ -32,10 +32,7 @@ class IdealLatency:
 
 
 def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
-    """The sum over ops of the best measured latency of all dimensions and ratios.
-
-    Raises `CodlError` for an op without measurements.
-    """
+    """The sum over ops of the best measured split; raises `CodlError` for an unmeasured op."""
     cpu, gpu = (_measured(network, side, soc, dataset) for side in PROCESSORS)
     layers = []
     for layer in network.layers:

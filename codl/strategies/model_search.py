@@ -1,4 +1,8 @@
-"""Plans of several models; each model is a task of a worker."""
+"""Searches plans of several models, in this process or by workers.
+
+A `ModelSearch` is one model with its strategy, and `search_models` returns a plan, a bound or an
+error for each.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,15 @@ from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.measure.budget import Budget, Progress, no_progress
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.predict import DEFAULT
-from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.predict.workers import Workers
 from codl.strategies import ideal
 from codl.strategies.base import STRATEGIES, Context, Strategy
 from codl.strategies.ideal import IdealLatency
-from codl.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +103,12 @@ def search_models(
     """The outcomes of all searches, in their order; workers do not change them.
 
     One worker searches each model, and `progress` is called after each. Remote workers have no
-    target to run plans on, and those of a cluster have no dataset for bounds. The outcome of a
-    model after the end of the budget, or after Ctrl-C, is a `CodlError`.
+    target to run plans on, and workers of a cluster have no dataset for bounds. A model that the
+    budget or Ctrl-C left out has a `CodlError` as its outcome.
     """
     budget = budget or Budget()
     planners = [search.planner for search in searches]
-    predictors = {
-        DEFAULT,
-        *(planner.default_predictor for planner in planners if planner is not None),
-    }
+    predictors = {DEFAULT, *(each.default_predictor for each in planners if each is not None)}
     context.preload(*predictors)
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, SearchOutcome] = {}
@@ -115,10 +116,7 @@ def search_models(
     sent = (
         search if workers.have_files else search.without_files() for search in _read_once(searches)
     )
-    with (
-        closing(workers.results(_outcome, ready, sent)) as results,
-        budget.keeping(done),
-    ):
+    with closing(workers.results(_outcome, ready, sent)) as results, budget.keeping(done):
         for at, outcome in budget.steps(results, progress, total=len(searches)):
             done[at] = outcome
     is_late = budget.ended == "budget"
@@ -128,9 +126,7 @@ def search_models(
 
 def _read_once(searches: Sequence[ModelSearch]) -> Iterator[ModelSearch]:
     """The searches; a model that successive searches share is read once."""
-    for _, group in groupby(
-        searches, key=lambda search: (search.model, search.batch, search.shapes)
-    ):
+    for _, group in groupby(searches, key=lambda each: (each.model, each.batch, each.shapes)):
         same = [*group]
         if len(same) > 1 and not any(search.on_device for search in same):
             network = same[0].read().network

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codl.errors import DeviceError, UnsupportedError
-from codl.ir import Layer, Network
+from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
-from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
+from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
 from codl.predict import DEFAULT
 from codl.strategies.base import Context, strategy
@@ -83,21 +83,19 @@ def mulayer(network: Network, context: Context) -> Plan:
     sharing. Each op's output is gathered on both processors before the next op begins.
     """
     search = ChainSearch(network, context.cost(MULAYER_PREDICTOR, by_op=True))
-    return search.plan("mulayer", [_balanced(search, layer) for layer in network.layers])
-
-
-def _balanced(search: ChainSearch, layer: Layer) -> IsolatedChain:
-    """The chain of a layer at the ratio that is predicted to balance both shards."""
-    ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
-    candidates = [search.at([layer], "OC", ratio) for ratio in ratios]
-    return min(candidates, key=lambda chain: max(chain.alone_ms))
+    balanced = []
+    for layer in network.layers:
+        ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
+        chains = [search.at([layer], "OC", ratio) for ratio in ratios]
+        balanced.append(min(chains, key=lambda chain: max(chain.alone_ms)))
+    return search.plan("mulayer", balanced)
 
 
 @strategy("codl-buffer", default_predictor=PAPER_PREDICTOR)
 def codl_buffer(network: Network, context: Context) -> Plan:
     """`codl-paper` with all of the GPU's tensors in buffers, to show the value of images.
 
-    On a SoC without images it plans what `codl-paper` plans.
+    On a SoC without images the plan equals that of `codl-paper`.
     """
     return replace(codl_paper(network, context.with_memory("buffer")), strategy="codl-buffer")
 
@@ -120,16 +118,9 @@ def codl(network: Network, context: Context) -> Plan:
     measurements (`codl.strategies.device_loop`), and the fastest one is taken. Without one,
     predictions decide, and a plan of one processor is taken where two gain little.
     """
-    if context.profiling is not None and context.objective.is_latency:
+    if context.profiling is not None:
         try:
             return planned_on_device(network, context, strategy="codl")
         except (DeviceError, UnsupportedError) as error:
             context.note(f"{network.name}: no plan ran, so predictions decide. {error}")
-    return search_plan(
-        network,
-        context.cost(DEFAULT),
-        "codl",
-        method=context.method,
-        objective=context.objective,
-        may_be_alone=True,
-    )
+    return search_plan(network, context.cost(DEFAULT), "codl", may_be_alone=True)

@@ -1,4 +1,4 @@
-"""Targets: what measures and runs. This process, a child of it, or a device behind a byte stream.
+"""Targets that measure and run: this process, a child of it, or a device behind a byte stream.
 
-A room above `measure`, since a target measures and tunes, and below all that only asks for it.
+The package is above `measure`, since targets measure and tune, and below its callers.
 """

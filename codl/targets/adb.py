@@ -1,7 +1,7 @@
-"""Phones over adb: a serial as `adb devices` prints it, or adb:SERIAL.
+"""Phones over adb, with serials as in `adb devices`, or adb:SERIAL.
 
-The client is the system's `adb` in raw mode, which needs Android 7 or later. It reads variables of
-its own, such as ADB_SERVER_SOCKET.
+The client is the system's `adb` in raw mode, which needs Android 7 or later. It reads its own
+variables, such as ADB_SERVER_SOCKET.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from codl.targets.client import Fix
 from codl.targets.device_shell import DeviceShell, client_check, output_of, shell_check
 
 PREFIX = "adb:"
-PATTERN = "ADB_SERIAL"
 #: Serials that `adb devices` may print: serials of mDNS have spaces and brackets, addresses have
-#: scopes. The client takes it as one word, which must not look like an option.
+#: scopes. The client takes a serial as one word, which must not look like an option.
 SERIAL = re.compile(r"(?!-)[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-#: Texts that are taken for a serial: they have a digit, or are an address. Other texts are taken
-#: where the server lists them, or behind `adb:`.
+#: Texts that count as a serial: with a digit, or an address. Other texts need to be listed by the
+#: server, or the prefix `adb:`.
 USUAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]:\d+", re.ASCII)
-#: Prefixes by which the client also finds devices.
+#: Other prefixes by which the client finds devices.
 BY_PLACE = ("usb:", "product:", "model:", "device:")
-#: Printed by the client in place of a serial that it may not read.
+#: Printed by the client in place of an unreadable serial.
 UNREADABLE = re.compile(r"\?+")
-#: Serials of phones in the network, which must be connected first.
+#: Serials of phones in the network, which need `adb connect` first.
 ADDRESS = re.compile(r".+:\d{1,5}")
-#: Where the shell's user may write.
+#: Folder where the shell's user may write.
 FOLDER = "/data/local/tmp/codl"
 AWAY = "The device went away, or was started anew: is it still plugged in, and on?"
 SEVERAL = (
     "Several devices have this serial: name one by its place, such as --serial adb:usb:1-2, as "
     "`adb devices -l` lists it."
 )
-#: What to do, by parts of the client's errors. A client that loses the device ends with code 0.
+#: Remedies by parts of the client's errors. A client that loses the device ends with code 0.
 FIXES = {
     "unauthorized": "Unlock the device's screen and allow this computer to debug.",
     "still authorizing": "Unlock the device's screen and allow this computer to debug.",
@@ -52,20 +51,18 @@ FIXES = {
     "crashed (signal": "The adb client on this machine was ended.",
 }
 ABSENT = "' not found"
-#: Endings of a client that did not reach the device, or lost it.
+#: Errors of a client that did not reach the device, or lost it.
 CUTS = ("ended with code 0", "crashed (signal", "error: closed", "error: device ")
 
 
 def matches(serial: str) -> bool:
     if serial.startswith(PREFIX) or USUAL.fullmatch(serial) is not None:
         return True
-    with suppress(DeviceError):
-        return any(name == serial for name, _ in devices())
-    return False
+    return serial in listed()
 
 
 def shell_of(serial: str) -> DeviceShell:
-    """The shell of a phone; raises `CodlError` for what cannot be a serial."""
+    """The shell of a phone; raises `CodlError` for an impossible serial."""
     name = serial.removeprefix(PREFIX)
     if SERIAL.fullmatch(name) is None:
         raise CodlError(f"The serial must be as `adb devices` prints it, got {serial!r}.")
@@ -75,7 +72,7 @@ def shell_of(serial: str) -> DeviceShell:
 
 
 def absent(name: str) -> str:
-    """What to do about an unknown device; names the known ones."""
+    """The remedy for an unknown device, with the known ones."""
     connect = f"`adb connect {name}` reaches it. " if ADDRESS.fullmatch(name) else ""
     known: list[tuple[str, str]] = []
     with suppress(DeviceError):
@@ -87,7 +84,7 @@ def absent(name: str) -> str:
 
 
 def _fix_of_unreadable(known: Sequence[tuple[str, str]]) -> str:
-    """What to do where a device is listed without its serial: it may be the wanted one."""
+    """The remedy for a device listed without serial, which may be the wanted one."""
     states = [state for serial, state in known if UNREADABLE.fullmatch(serial)]
     return next((fix for state in states for key, fix in FIXES.items() if key in state), "")
 
@@ -96,6 +93,13 @@ def devices() -> list[tuple[str, str]]:
     """Serial and state of every known device; raises `DeviceError`. Serials may be equal."""
     lines = (line.partition("\t") for line in output_of(["adb", "devices"]).splitlines())
     return [(serial.strip(), state.strip()) for serial, tab, state in lines if tab]
+
+
+def listed() -> list[str]:
+    """Serials of the known devices; empty if the server does not answer."""
+    with suppress(DeviceError):
+        return [serial for serial, _ in devices()]
+    return []
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
@@ -110,7 +114,7 @@ def checks_of(serial: str) -> tuple[Check, ...]:
 
 
 def _state(serial: str) -> Iterator[CheckResult]:
-    """State of a phone by `adb devices`: `device` where this computer may use it."""
+    """State of a phone in `adb devices`: `device` if this computer may use it."""
     name, known = serial.removeprefix(PREFIX), devices()
     states = [state for other, state in known if other == name]
     if name.startswith(BY_PLACE):

@@ -1,7 +1,6 @@
-"""The agent: answers the requests that come on its standard input, by a target in this process.
+"""The agent: answers requests from its standard input with a target in this process.
 
-It executes nothing that it receives but kernels and nets. What libraries print to standard output
-goes to standard error.
+It executes no received code but kernels and nets. Libraries' output goes to standard error.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.boundary import explained
-from codl.errors import CodlError, CodlWarning
+from codl.errors import CodlError, CodlWarning, explained
+from codl.files import VERSION as CODL
 from codl.ir.constants import array_digest
 from codl.ir.executable import Refusal
 from codl.ir.executable_json import decode as decode_executable
-from codl.plugins import load_installed
-from codl.provenance import VERSION as CODL
-from codl.runtime import clock_settings
-from codl.runtime.child import ending_with, first_line, own_streams
-from codl.runtime.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.registry import load_installed
 from codl.runtime.loaded import RefusedError
 from codl.targets import requests
 from codl.targets.base import Target
+from codl.targets.child import ending_with, first_line, own_streams
+from codl.targets.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.wire import (
     VERSION,
     Answered,
@@ -51,27 +49,22 @@ from codl.targets.wire import (
 )
 
 if TYPE_CHECKING:
-    from codl.runtime.placement import LocalSoc
+    from codl.machine.placement import LocalSoc
     from codl.targets.peers import PeerHost
 
 
 def main(begin: float, build: str = "") -> int:
     """Serve until the input ends; returns the exit code.
 
-    `begin` is when this process began, and `build` the agent file that it was started from.
+    `begin` is the start of this process by `perf_counter`, `build` the agent file it runs from.
     """
-    if clock_settings.is_left():
-        clock_settings.put_back_left()
     reader, writer = own_streams()
     with reader, writer, ending_with(reader.fileno()):
         return Agent(reader, writer, begin, build).serve()
 
 
 class Agent:
-    """Answers one request after the other.
-
-    An error in a request is answered by `Failed`; an invalid message ends the connection.
-    """
+    """Answers requests in turn, errors by `Failed`; invalid messages end the connection."""
 
     def __init__(self, reader: Reader, writer: Writer, begin: float, build: str = "") -> None:
         self._connection: Connection[RequestMessage, Response] = Connection(
@@ -80,15 +73,15 @@ class Agent:
         self._begin, self._build = begin, build
         self._target: Target | None = None
         self._peer: PeerHost | None = None
-        #: Arrays of an executable until it is loaded. They stay where the device refuses it.
+        #: Arrays of an executable until it is loaded; kept if the device refuses it.
         self._arrays: dict[str, NDArray[Any]] = {}
         self._models: dict[int, Any] = {}
         self._handles = count(1)
-        #: Seconds spent on requests, by their names.
+        #: Seconds spent on requests, by request name.
         self._spent_s: dict[str, float] = defaultdict(float)
 
     def serve(self) -> int:
-        """Serve until the host closes the connection; 1 where it is ended because of an error."""
+        """Serve until the host closes the connection; returns 0, or 1 after an invalid message."""
         self._connection.send(Hello(VERSION, CODL, self._begin, perf_counter(), self._build))
         try:
             with warnings.catch_warnings():
@@ -124,7 +117,7 @@ class Agent:
             raise self._connection.refuse(str(error)) from error
         except CodlError as error:
             return Failed(_kind(error), str(error)), ()
-        except Exception as error:  # a defect here, or a library's
+        except Exception as error:  # a defect here, or a library's error
             traceback.print_exc()
             return Failed(type(error).__name__, first_line(error)), ()
 
@@ -208,7 +201,7 @@ class Agent:
                 )
         except RefusedError as error:
             return tuple(error.refusals)
-        self._arrays.clear()  # the model has what it needs of them
+        self._arrays.clear()  # the loaded model keeps the arrays that it needs
         return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
 
     def _run(self, handle: int, inputs: Arrays) -> Arrays:
@@ -249,7 +242,7 @@ class Agent:
         return self._arrays[digest]
 
     def _emit(self, kind: EventKind, index: int, value: Any) -> None:
-        """Send an event on the way to an answer."""
+        """Send an event before the answer."""
         text, blobs = encode(form_of(type(value)), value)
         self._connection.send(Event(kind, index, text), blobs)
 
@@ -261,19 +254,17 @@ class Agent:
 
 
 def request_class(kind: str) -> Any:
-    """The class of a request by its name; raises `FrameError` for another name."""
+    """The class of a request by name; raises `FrameError` for an unknown name."""
     found = vars(requests).get(kind)
-    if found is None:
-        from codl.targets import measuring
-
-        found = vars(measuring).get(kind)
+    for module in ("measuring", "kernel_requests") if found is None else ():  # loaded on demand
+        found = found or vars(import_module(f"codl.targets.{module}")).get(kind)
     if not (isinstance(found, type) and issubclass(found, Request) and found is not Request):
         raise FrameError(f"Unknown request {kind!r}.")
     return found
 
 
 def _kind(error: CodlError) -> str:
-    """The nearest of codl's own classes: others cannot be raised on the other side."""
+    """The nearest of codl's own error classes, which the host can raise too."""
     return next(c.__name__ for c in type(error).__mro__ if c.__module__ == CodlError.__module__)
 
 

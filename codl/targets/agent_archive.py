@@ -1,8 +1,8 @@
-"""The program of an agent's file, which holds codl: unpacks codl beside the file, and serves.
+"""Main program of an agent's archive: unpacks codl beside the archive, and serves.
 
-It runs before codl is there, on a Python that may be too old, so it needs the standard library
-only. With --check it prints facts of the device, with --add it unpacks packages that were sent (see
-`codl.targets.install`); then it does not serve.
+It runs before codl is importable, perhaps on a Python that is too old, so it uses the standard
+library only. With --check it prints facts about the device, with --add it unpacks sent packages
+(see `codl.targets.install`); neither serves.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ import zipfile  # noqa: E402
 from hashlib import sha256  # noqa: E402
 
 OLDEST = (3, 10)
-#: Packages without which the agent cannot compute, and others that add a processor or speed.
-#: Msgspec and pyopencl have stand-ins in codl.
+#: Required packages, and useful ones. codl has stand-ins for msgspec and pyopencl.
 NEEDED = ("numpy",)
 USEFUL = ("ncnn", "onnxruntime", "onnx", "msgspec", "pyopencl")
-#: Folder of the stand-in for msgspec in an agent.
+#: Folder of msgspec's stand-in in an agent.
 PURE = os.path.join("codl", "targets", "pure")
-#: Folder of an agent that may not write beside its file.
+#: Folder of an agent that cannot write beside its file.
 HIDDEN = ".codl"
-#: First version that codl runs with, of packages that devices may have older.
+#: First supported version of packages that devices may have in older versions.
 FIRST = {"numpy": (2,)}
-#: Archive of sent packages beside the agent's file; each is a folder `name==version` in it.
+#: Archive of sent packages beside the agent's file, with a folder `name==version` for each.
 BROUGHT = "packages.zip"
-#: Machine of a Python with pointers of 32 bits, by the machine of its kernel.
+#: Machine of a 32-bit Python, by the machine of its kernel.
 NARROW = {"aarch64": "armv7l", "x86_64": "i686"}
 
 
 def installed(name: str) -> str | None:
-    """Version of the device's own package; None without one, or for one that is too old."""
+    """Version of the device's own package; None if missing or too old."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -51,12 +50,12 @@ def installed(name: str) -> str | None:
 
 
 def packages_folder(place: str) -> str:
-    """Folder of the sent packages for this version of Python."""
+    """Folder of sent packages for this version of Python."""
     return os.path.join(place, "packages-" + str(sys.implementation.cache_tag))
 
 
 def brought(place: str) -> dict[str, tuple[str, str]]:
-    """Version and folder of each sent package that the device does not have itself."""
+    """Version and folder of each sent package that is missing on the device itself."""
     folder = packages_folder(place)
     packages = {}
     for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -67,7 +66,7 @@ def brought(place: str) -> dict[str, tuple[str, str]]:
 
 
 def versions(place: str) -> dict[str, str | None]:
-    """Version of every useful package, None for a missing one."""
+    """Version of every required or useful package, None if missing."""
     added = brought(place)
     return {name: added[name][0] if name in added else installed(name) for name in NEEDED + USEFUL}
 
@@ -78,7 +77,7 @@ def digest_of(path: str) -> str:
 
 
 def check(archive: str) -> dict[str, object]:
-    """Facts of the device, as JSON has them."""
+    """Facts about the device, as JSON values."""
     bits, machine = 8 * struct.calcsize("P"), platform.machine()
     place, is_young = room(archive), sys.version_info >= OLDEST
     return {
@@ -95,7 +94,7 @@ def check(archive: str) -> dict[str, object]:
 
 
 def room(archive: str) -> str:
-    """Folder where the agent may write: beside its file, or in the home of an app (Termux)."""
+    """A folder where the agent may write: beside its file, or in an app's home (Termux)."""
     beside = os.path.dirname(archive)
     for folder in (beside, os.path.join(os.path.expanduser("~"), HIDDEN), os.path.abspath(HIDDEN)):
         try:
@@ -118,7 +117,7 @@ def libc() -> str:
 
 
 def add(archive: str, digest: str) -> int:
-    """Unpack the packages that were sent, each whole or not at all."""
+    """Unpack the sent packages, each atomically; returns the exit code."""
     path, place = os.path.join(os.path.dirname(archive), BROUGHT), packages_folder(room(archive))
     partial = f"{place}.{os.getpid()}.part"
     if digest_of(path) != digest:
@@ -137,7 +136,7 @@ def add(archive: str, digest: str) -> int:
 
 
 def unpacked(archive: str, place: str) -> tuple[str, str]:
-    """Unpack the archive's modules into a folder in `place`, whole or not at all."""
+    """Unpack the archive's modules atomically to a folder in `place`; returns it and the build."""
     with zipfile.ZipFile(archive) as content:
         build = content.read("BUILD").decode()
         folder = os.path.join(place, "codl-" + build)
@@ -180,11 +179,11 @@ def main() -> int:
     paths = [folder, *(path for _, path in brought(place).values())]
     if packages["msgspec"] is None:
         paths.append(os.path.join(folder, PURE))
-    # Processes that the agent starts find codl there too.
+    # Processes started by the agent find codl there too.
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([rest] if rest else [])])
     sys.path[:1] = paths
-    # A phone's shell has no home: settings are noted, and compiled kernels kept, in this place.
+    # A phone's shell has no home, so settings and compiled kernels are stored here.
     os.environ.setdefault("CODL_STATE", place)
     if not os.access(os.path.expanduser("~"), os.W_OK):
         os.environ.setdefault("CODL_CACHE", os.path.join(place, "cache"))

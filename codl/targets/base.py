@@ -1,48 +1,51 @@
-"""The interface of a device: it describes itself, measures, and runs executables.
+"""The `Target` interface: a device that describes itself, measures, and runs executables.
 
-Most methods are one request of `codl.targets.requests`, which `ask` answers: in this process
-(`codl.targets.local`) or by an agent (`codl.targets.remote`). Bundles run through this module, so
-what only measures is imported by its methods.
+Most methods send one request of `codl.targets.requests` through `ask`, to this process
+(`codl.targets.local`) or an agent (`codl.targets.remote`). Bundles import this module, so methods
+import the modules for measuring.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from codl.errors import CodlError, UnsupportedError
-from codl.records.soc import Soc
+from codl.errors import CodlError, CodlWarning, DeviceError, MissingPackageError, UnsupportedError
+from codl.ir.environment import Environment
+from codl.ir.records.results import Conditions
+from codl.ir.records.soc import Soc
+from codl.machine.examination import Examination
+from codl.machine.placement import LocalSoc, require_local
 from codl.runtime import guard
-from codl.runtime.connection import FrameError
 from codl.runtime.loaded import StepCallback, no_callback
-from codl.runtime.placement import LocalSoc, require_local
 from codl.targets import requests
+from codl.targets.connection import AgentLostError, FrameError
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.executable import Executable
     from codl.ir.plan import Plan
+    from codl.ir.records.results import Conditions
+    from codl.ir.records.tuned import BenchRow, Refused, Tuned
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchResult, MeasureBatch
+    from codl.machine.examination import Examination
+    from codl.machine.placement import ProbeResult
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
+    from codl.measure.cool_down import CoolDown
     from codl.measure.facts import Fact
-    from codl.measure.tasks import Task
+    from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.measure.ui_frames import Drawn
-    from codl.records.results import Conditions
-    from codl.records.soc import PowerW
-    from codl.records.tuned import BenchRow, Refused, Tuned
-    from codl.runtime.clock_settings import Governed
-    from codl.runtime.examination import Examination
     from codl.runtime.loaded import Binary, Loaded, Offer
-    from codl.runtime.probe import ProbeResult
 
-#: The largest budget that is sent: JSON has no infinity.
+
+#: Largest budget in a request, in seconds: JSON has no infinity.
 LONGEST_S = 1e9
 
 
@@ -50,9 +53,9 @@ LONGEST_S = 1e9
 class ColdStart:
     """Milliseconds from starting a process on a target to the first output of a model.
 
-    `process_ms` is all of them. Of it `import_ms` goes to Python's modules, `load_ms` to the driver
-    and the executable, `first_run_ms` to the first inference, and the rest to the interpreter and
-    the connection. Sending the executable is not counted.
+    `process_ms` is the total: `import_ms` for Python's modules, `load_ms` for the driver and the
+    executable, `first_run_ms` for the first inference, and the rest for the interpreter and the
+    connection. Sending the executable is not counted.
     """
 
     process_ms: float
@@ -66,7 +69,7 @@ class ColdStart:
 
 
 class Started(Protocol):
-    """A running peer: its version, its threads, their cores in a first run, and its outputs."""
+    """A running peer library, with its threads, their cores in a first run, and its outputs."""
 
     name: str
     version: str
@@ -80,14 +83,14 @@ class Started(Protocol):
 
 
 class Target:
-    """A device that measures and runs; `soc` is the pair of processors that it serves.
+    """A device that measures and runs; `soc` is its pair of processors.
 
-    A method that needs the SoC raises `CodlError` where the target was opened without one. Methods
-    raise `DeviceError` where the device fails, and `UnsupportedError` where the kind of target has
-    no such method. A target whose process was lost starts it again at the next call.
+    A method that needs the SoC raises `CodlError` if the target was opened without one. Methods
+    raise `DeviceError` for a failure of the device, and `UnsupportedError` for a method that this
+    kind of target does not have. A lost process is restarted at the next call.
     """
 
-    #: The name by which it was connected.
+    #: The name given when connecting.
     serial = "local"
 
     def __init__(self, soc: Soc | None = None) -> None:
@@ -95,7 +98,7 @@ class Target:
 
     @property
     def soc(self) -> LocalSoc:
-        """The SoC with its placement; raises `CodlError` where none was named."""
+        """The SoC with its placement; raises `CodlError` for a target opened without a SoC."""
         return require_local(self._facts)
 
     @property
@@ -112,33 +115,33 @@ class Target:
         return None
 
     def can_measure(self, task: Task) -> bool:
-        """Whether it can measure a task: a replay has the tasks of its dataset only."""
+        """Whether the target can measure a task; a replay can measure only its dataset's tasks."""
         return True
 
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
-        """Answer a request that takes no handle; `on_event` gets its events."""
+        """Answer a request without handles; `on_event` receives its events."""
         raise self._unsupported(f"answer {type(request).__name__}")
 
     def _refuse(self, problem: str) -> CodlError:
-        """The error of an invalid answer; ends the agent that gave it."""
+        """The error for an invalid answer; ends the agent that sent it."""
         return CodlError(f"{self.serial!r}: {problem}.")
 
     def _unsupported(self, what: str) -> CodlError:
         return UnsupportedError(f"{self.serial!r} cannot {what}.")
 
     def fresh(self) -> Target:
-        """The same target in a process of its own, which starts at the first call."""
+        """The same target in its own process, which starts at the first call."""
         raise self._unsupported("start a process")
 
     def cold_start(self) -> ColdStart:
-        """Times of a fresh process so far, after one `load` and one run."""
+        """Times of a fresh process, after one `load` and one run."""
         raise self._unsupported("measure a cold start")
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """End whatever runs inside after `seconds`, even in a driver that hangs.
+        """Stop everything inside after `seconds`, even a hanging driver.
 
-        In this process that ends the command, where it is guarded.
+        In this process a time-out ends the command if it is guarded (see `guard.within`).
         """
         with guard.within(seconds):
             yield
@@ -149,69 +152,68 @@ class Target:
     # Facts.
 
     def describe(self) -> requests.TargetInfo:
-        """Facts of the machine."""
+        """Facts about the machine."""
         return self.ask(requests.Facts("machine"))  # type: ignore[no-any-return]
 
     def probe(self) -> Sequence[ProbeResult]:
-        """Every OpenCL driver, tried in a process of its own; one that crashes has an error."""
+        """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
 
-    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> Sequence[Fact]:
-        """Measure facts that drivers do not report, for these keys or all.
+    def measure_atomics(self, driver: str, device: str) -> Fact:
+        """Measure whether running kernels see the host's writes, in a process of its own.
 
-        Each is measured in a process of its own; where that crashes or hangs, the fact has no
-        value, and a reason.
+        After a crash or a hang, the fact has a reason instead of a value.
         """
-        from codl.targets.measuring import MeasureFacts
+        from codl.targets.kernel_requests import MeasureAtomics
 
-        return self.ask(MeasureFacts(driver, device, tuple(keys)))
+        return self.ask(MeasureAtomics(driver, device))
 
     def observe_cores(self) -> dict[str, list[int]]:
-        """The cores on which each side's threads were seen working."""
+        """The cores on which each side's threads were observed, by side."""
         return self.ask(requests.Facts("busy_cores"))
 
     def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
-        """Latency with the CPU side's threads on all of `cores`, over that on its own, in turns."""
+        """Ratios of latency on all `cores` to latency on the CPU side's own, measured in turns."""
         return self.ask(requests.UnpinnedRatios(tuple(cores)))
 
     def clocks_mhz(self) -> dict[str, float]:
-        """The current clock of each core of the SoC, where the system reports it."""
+        """Current clock in MHz of each core of the SoC, if the system reports it."""
         return self.ask(requests.Facts("clocks_mhz"))
 
     def conditions(self) -> Conditions:
-        """Temperature, clocks and battery, now."""
+        """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
 
-    def set_governor(self, governor: str) -> Governed:
-        """Let this governor choose the clocks until the target is closed.
+    def cooling(self, longest_s: float, hot_c: float, note: Callable[[str], object]) -> CoolDown:
+        """A `CoolDown` that waits at most `longest_s` at a time while a processor has `hot_c` °C.
 
-        The former settings are restored then; after a crash, by the next process that measures
-        there. Raises `CodlError` for a governor that the machine does not have.
+        `note` receives a line per wait.
         """
-        return self.ask(requests.SetGovernor(governor))
+        from codl.measure.cool_down import CoolDown
+
+        return CoolDown(self.conditions, note, hot_c=hot_c, longest_s=longest_s)
 
     def examine(self) -> Examination:
-        """What the machine has installed and set; loads no driver and imports no package."""
+        """Installed software and settings of the machine; loads no driver, imports no package."""
         return self.ask(requests.Facts("examination"))  # type: ignore[no-any-return]
 
     def libraries(self) -> dict[str, str]:
-        """Versions of the libraries that compute; "" for one that is not installed."""
+        """Versions of the computing libraries, by name; "" if not installed."""
         return self.ask(requests.Facts("libraries"))
 
     def import_package(self, name: str) -> float:
-        """Import a package that codl depends on; the seconds that it took.
+        """Import a package that codl depends on; returns the seconds taken.
 
-        Some packages abort the process instead. Raises `DeviceError` where the import fails, and
-        `UnknownNameError` for any other package.
+        Some packages abort the process instead. Raises `DeviceError` for a failed import, and
+        `UnknownNameError` for a package outside codl's dependencies.
         """
         return self.ask(requests.ImportPackage(name))
 
     # Measuring.
 
     def measure(self, batch: MeasureBatch) -> BatchResult:
-        """Measure tasks; the result says where one of them crashed the process."""
-        from codl.measure.batch import BatchResult
-        from codl.targets.client import AgentLostError
+        """Measure a batch of tasks; the result names the suspects of a crashed or hung process."""
+        from codl.measure.tasks import BatchResult
         from codl.targets.measuring import Arriving, Measure, check_anchors
 
         arriving = Arriving(batch)
@@ -242,14 +244,13 @@ class Target:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> TuneRun:
-        """Search the tasks that `tuning` has no complete result for; `keep` gets each result.
+        """Search tunings for tasks without a complete result in `tuning`; `keep` gets each result.
 
-        `searching` gets each task that begins. A task that crashes the process is a failure.
+        `searching` receives each task at its start. A task that crashes the process is a failure.
         """
         from codl.measure.budget import GRACE_S, Budget
         from codl.measure.tuner import Failure, TuneRun, done_before
-        from codl.targets.client import AgentLostError
-        from codl.targets.measuring import Remaining, Tune
+        from codl.targets.kernel_requests import Remaining, Tune
 
         finished, budget = done_before(tasks, tuning, self.soc), Budget(budget_s)
         keys = {result.key for result in finished}
@@ -302,31 +303,10 @@ class Target:
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
-        """Measure an op in every kernel variant; the second list is what was not measured."""
-        from codl.targets.measuring import Bench
+        """Measure an op in every kernel variant; the second list has the variants not measured."""
+        from codl.targets.kernel_requests import Bench
 
         return self.ask(Bench(op, tuning, every))
-
-    def power(self, seconds: float) -> PowerW:
-        """Watts of no load, of each processor alone and of both, each over `seconds`."""
-        return self.ask(requests.Power(seconds))
-
-    def draw_frames(self, seconds: float) -> Drawn:
-        """Draw an interface at 60 Hz on the GPU for `seconds`; see `codl.measure.ui_frames`.
-
-        The first call measures how long a frame takes, so nothing else may run then.
-        """
-        from codl.measure.ui_frames import is_sound
-        from codl.targets.measuring import DrawFrames
-
-        drawn = self.ask(DrawFrames(seconds))
-        if not is_sound(drawn):
-            raise self._refuse("it sent frames with times that are not possible")
-        return drawn
-
-    def pace(self, seconds: float) -> Sequence[float]:
-        """Repeat the same work on one core for `seconds`; the seconds of each round."""
-        return self.ask(requests.Pace(seconds))
 
     def check_kernels(
         self,
@@ -337,13 +317,13 @@ class Target:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        """Check kernel variants against the NumPy interpreter; a crash is the task's problem.
+        """Check kernel variants against the NumPy interpreter; a crash is a problem of its task.
 
-        `checking` gets each task that begins, and `keep` its result.
+        `checking` receives each task at its start, `keep` its result.
         """
         from codl.measure.budget import Budget
         from codl.measure.check_variants import CheckRun, VariantCheck
-        from codl.targets.measuring import Check, Remaining
+        from codl.targets.kernel_requests import Check, Remaining
 
         left, budget, run = Remaining(tasks), Budget(budget_s), CheckRun()
 
@@ -370,39 +350,52 @@ class Target:
     # Running.
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
-        """Open the OpenCL device; the other methods do so where they need it.
+        """Open the OpenCL device, as other methods do on demand.
 
-        Kernels that the offer has for this driver are not compiled. Returns the identity that
-        compiled programs depend on: the device and its driver.
+        Kernels with a binary for this driver in `offer` are not compiled. Returns the identity of
+        device and driver that compiled programs depend on.
         """
         return self.ask(requests.Open(offer))
 
     def load(
         self, executable: Executable, *, tries: bool = True, on_step: StepCallback = no_callback
     ) -> Loaded:
-        """Allocate, build and bind an executable; with `tries` each kernel runs once for a trial.
+        """Allocate, build and bind an executable; with `tries`, run each kernel once as a trial.
 
-        Without `tries`, a kernel that must be compiled is a warning. `on_step` gets the number of
-        each step before its kernels are built. An executable that needs no GPU is also loaded
-        where no device can be opened, except in a fork, where ncnn may hang. Raises `RefusedError`
-        for kernels that the device refuses and others can replace.
+        Without `tries`, compiling a kernel emits a warning. `on_step` receives each step's number
+        before its kernels are built. An executable without GPU work loads even if no device opens,
+        except in a fork, where ncnn may hang. Raises `RefusedError` for kernels that the device
+        refuses and other variants can replace.
         """
         raise self._unsupported("load")
 
     def load_on_cpu(self, executable: Executable) -> Loaded:
-        """Load an executable that needs no GPU; the device is not opened."""
+        """Load an executable without GPU work, without opening the device."""
         raise self._unsupported("load")
 
     def binaries(self, model: Any) -> Sequence[Binary]:
-        """The compiled programs of a loaded model, and those that opening the device takes."""
+        """Compiled programs of a loaded model, and of opening the device."""
         raise self._unsupported("list binaries")
+
+    def draw_frames(self, seconds: float) -> Drawn:
+        """Draw an interface at 60 Hz on the GPU for `seconds`; see `codl.measure.ui_frames`.
+
+        The first call calibrates the duration of a frame, so the device must be idle then.
+        """
+        from codl.measure.ui_frames import is_sound
+        from codl.targets.kernel_requests import DrawFrames
+
+        drawn = self.ask(DrawFrames(seconds))
+        if not is_sound(drawn):
+            raise self._refuse("it sent frames with times that are not possible")
+        return drawn
 
     def start_peer(
         self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
     ) -> Started:
-        """Run another library on all cores, with an ONNX model, in a process of its own.
+        """Start another library on all cores with an ONNX model, in its own process.
 
-        It is fed and has run once. `plan` is for peers that run by one.
+        Returns after it received its inputs and ran once. `plan` is for peers that execute plans.
         """
         raise self._unsupported("start a peer")
 
@@ -417,7 +410,68 @@ class Target:
     ) -> TimedTogether:
         """Time loaded models and started peers in turns, each on its present inputs.
 
-        Energy is measured where there are sensors. With `anchors`, anchor ops run in that tuning,
-        and show how fast the machine is meanwhile.
+        Energy is measured if sensors exist. With `anchors`, anchor ops run in that tuning to
+        monitor the machine's speed.
         """
         raise self._unsupported("time")
+
+
+# The environment of a target's measurements, as stored in results.
+
+
+def identity_of(target: Target) -> Mapping[str, str]:
+    """Identity of the device and its driver; empty if no device opens."""
+    try:
+        return target.open()
+    except (DeviceError, MissingPackageError):
+        return {}
+
+
+def libraries_of(target: Target) -> Mapping[str, str]:
+    """Versions of a target's computing libraries, for which its measurements are valid."""
+    return {name: version for name, version in target.libraries().items() if version}
+
+
+def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
+    """The present environment of a machine; None for a target that is no machine.
+
+    The driver is empty if no device opens. Raises `DeviceError` if the machine does not answer.
+    """
+    if target.replays is not None:
+        return None
+    placement, device = require_local(target.soc).placement, identity_of(target)
+    seen = target.examine()  # after opening the device, to include the OpenCL binding
+    now = target.conditions()
+    if seen.quota:
+        warnings.warn(seen.quota, CodlWarning, stacklevel=2)
+    environment = Environment(
+        machine=target.describe().cpu.name,
+        system=f"{seen.system} {seen.machine}",
+        platform=device.get("platform", ""),
+        device=device.get("device", ""),
+        driver=device.get("driver", ""),
+        cpu_cores=placement.cpu_cores,
+        gpu_cores=placement.gpu_cores,
+        threads=placement.threads,
+        clocks=_settings(seen, now),
+        libraries=seen.libraries,
+        protocol=dict(protocol),
+    )
+    return under(environment, now)
+
+
+def under(environment: Environment, conditions: Conditions) -> Environment:
+    """The environment with the clocks of `conditions`."""
+    clocks = {"cpu": conditions.cpu_mhz, "gpu": conditions.gpu_mhz}
+    return replace(environment, clocks_mhz={k: mhz for k, mhz in clocks.items() if mhz is not None})
+
+
+def _settings(seen: Examination, now: Conditions) -> dict[str, str]:
+    """Governors of each cluster of cores, and of the GPU."""
+    settings = {}
+    for governor in seen.governors:
+        limit = f", at most {governor.allowed_mhz:.0f} MHz" if governor.allowed_mhz else ""
+        settings[f"cores {', '.join(map(str, governor.cores))}"] = f"{governor.name}{limit}"
+    if "gpu" in now.governors:
+        settings["gpu"] = now.governors["gpu"]
+    return settings

@@ -1,6 +1,6 @@
-"""Checks of `codl doctor`: a name, a function, and a fix.
+"""Checks of `codl doctor`, each a name, a function, and a fix.
 
-They are registered in the order in which they are made. A transport adds those of its connection.
+They run in the order of registration. A transport adds the checks of its connection.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from codl.errors import CodlError
+from codl.machine.examination import Examination
+from codl.machine.placement import ProbedDevice, ProbeResult
 from codl.measure.budget import Progress
 from codl.registry import Registry
-from codl.runtime.examination import Examination
-from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.base import Target
 
-#: What a check needs: an agent that answers, facts of the device's system, or nothing of both.
+#: Requirement of a check: a responding agent, facts about the device's system, or nothing.
 Need: TypeAlias = Literal["nothing", "system", "agent"]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of a check.
-
-    `of` names one of several objects, such as a driver. `fix` replaces the check's own.
-    """
+    """Result of a check; `of` names one of several objects, `fix` replaces the check's."""
 
     ok: bool
     detail: str
@@ -37,7 +34,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of `codl doctor`; `fix` is "" where nothing is to be done."""
+    """A row of `codl doctor`; `fix` is "" if nothing needs fixing."""
 
     name: str
     ok: bool
@@ -49,9 +46,9 @@ class Finding:
 class DeviceUnderTest:
     """A device under test; its facts are read once.
 
-    `is_here` means this machine, `in_process` this process, and `answers` that its agent has
-    answered. `budget_s` limits the checks of kernels on all OpenCL devices; `progress` shows the
-    progress of a long check under a label.
+    `is_here` means this machine, `in_process` this process, and `answers` that its agent responds.
+    `budget_s` limits the kernel checks of all OpenCL devices; `progress` shows the progress of a
+    long check with a label. `prepare` installs a missing agent.
     """
 
     serial: str
@@ -61,14 +58,15 @@ class DeviceUnderTest:
     budget_s: float
     progress: Callable[[str], AbstractContextManager[Progress]]
     answers: bool = True
+    prepare: Callable[[], object] = lambda: None
 
     def gives(self, need: Need) -> bool:
-        """Whether the device gives what a check needs."""
+        """Whether the device meets a check's requirement."""
         return self.answers or need == "nothing" or (need == "system" and self.in_process)
 
     @contextmanager
     def apart(self) -> Iterator[Target]:
-        """The device with a process of its own, which may crash."""
+        """The device in its own process, which may crash."""
         with closing(self.target.fresh()) as fresh:
             yield fresh
 
@@ -88,12 +86,12 @@ class DeviceUnderTest:
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """A check of a device.
 
-    `run` yields results, none where the check does not apply; an error is a result, too. `fix` says
-    what to do where it fails. A check is left out where the device does not give what it `needs`.
-    Where a check that `decides` fails, the device counts as not answering. `is_long` checks are
-    left out on request.
+    `run` yields results, none if the check does not apply; an error counts as a failed result.
+    `fix` is the remedy of a failure. A check is skipped if the device does not provide what it
+    `needs`. After the failure of a check that `decides`, the device counts as not responding.
+    `is_long` checks are skipped on request.
     """
 
     name: str
@@ -121,7 +119,7 @@ class Check:
         return Finding(name, outcome.ok, outcome.detail, fix)
 
 
-#: Checks by their names, in the order in which they are made.
+#: Checks by name, in the order of execution.
 CHECKS: Registry[Check] = Registry("check")
 
 

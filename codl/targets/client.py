@@ -1,4 +1,4 @@
-"""The host's end of an agent: starts it, sends requests, and starts it again after it was lost."""
+"""Host side of an agent: starts it, sends requests, and restarts a lost one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ import msgspec
 
 from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.provenance import VERSION as CODL
-from codl.runtime.child import Child, TimedOutError
-from codl.runtime.connection import Blob, Connection, ConnectionCut, ConnectionEnded, FrameError
-from codl.runtime.threads import ProcessLock
+from codl.files import VERSION as CODL
+from codl.machine.threads import ProcessLock
+from codl.targets.child import Child, TimedOutError
+from codl.targets.connection import (
+    AgentLostError,
+    Blob,
+    Connection,
+    ConnectionCut,
+    ConnectionEnded,
+    FrameError,
+)
 from codl.targets.wire import (
     VERSION,
     Answer,
@@ -39,18 +46,18 @@ from codl.targets.wire import (
     form_of_request,
 )
 
-#: Command of an agent on this machine. It reads its clock before it imports anything of codl.
+#: Command of an agent on this machine; it reads its clock before importing codl.
 COMMAND = (
     sys.executable,
     "-c",
     "import time; begin = time.perf_counter(); "
     "from codl.targets.agent import main; raise SystemExit(main(begin))",
 )
-#: Seconds until an agent must have started: it may read its modules from a slow disk.
+#: Seconds for an agent to start, which may read its modules from a slow disk.
 START_S = 120.0
-#: What to do about an error: a sentence, or a function that finds one.
+#: Remedy of an error: a sentence, or a function that returns one.
 Fix: TypeAlias = str | Callable[[], str]
-#: Fix for a full disk.
+#: Remedy of a full disk.
 NO_ROOM = (
     "Make room on the device: codl needs 10 MB there, 60 MB for a Python that it brings, and "
     "250 MB for packages."
@@ -58,25 +65,13 @@ NO_ROOM = (
 FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
 
 
-class AgentLostError(DeviceError):
-    """An agent crashed, was killed, hung, or sent an invalid message; it has ended.
-
-    `is_blameless` means that its work is not the cause: the connection was cut, or the caller's
-    time limit was over. `has_hung` means that it was ended because it did not answer.
-    """
-
-    def __init__(self, message: str, *, is_blameless: bool = False, has_hung: bool = False) -> None:
-        super().__init__(message)
-        self.is_blameless, self.has_hung = is_blameless, has_hung
-
-
 @dataclass
 class _Running:
     child: Child
     connection: Connection[Response, RequestMessage]
-    #: Whether it is starting or working on a request, and can take no other.
+    #: Whether the agent is starting or working on a request, and accepts no other.
     is_busy: bool = True
-    #: First message of the agent, which came after `start_s`; None before.
+    #: First message of the agent, received after `start_s`; None before.
     hello: Hello | None = None
     start_s: float = 0.0
 
@@ -84,10 +79,9 @@ class _Running:
 class AgentClient:
     """An agent behind a command that reads and writes frames; started at the first request.
 
-    The requests of `prelude` are sent first to every agent that is started: they restore the state
-    of one that was lost. `name` is its name in errors. `build` is the agent file that it must come
-    from, if any. `fixes` map parts of an error to what to do about it; one of `cuts` in an error
-    means that the connection was cut.
+    Every started agent first receives the requests of `prelude`, which restore the state of a lost
+    one. `name` names the agent in errors. `build` is the required agent file, if any. `fixes` map
+    parts of an error to remedies; an error containing one of `cuts` means a cut connection.
     """
 
     def __init__(
@@ -105,20 +99,20 @@ class AgentClient:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
         self.prelude, self._environment = [*prelude], environment
         self._build, self._fixes, self._cuts = build, fixes, tuple(cuts)
-        #: Number of agents that were started. Handles of one are not known to the next.
+        #: Number of started agents. Handles are valid only within one generation.
         self.generation = 0
         self._running: _Running | None = None
-        #: When all requests end, by `monotonic`.
+        #: End of all requests, by `monotonic`.
         self._deadline = inf
         #: Held during a request; any thread may send one.
         self.lock = ProcessLock()
 
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
-        """Send a request and return its answer; `on_event` gets the events before it.
+        """Send a request and return its answer; `on_event` receives the events before it.
 
-        `on_event` raises `FrameError` for an event that is not valid, which ends the agent. Raises
-        `AgentLostError` where the agent does not answer, and codl's own errors as the agent raised
-        them. Any other exception, such as of Ctrl-C, ends the agent.
+        A `FrameError` raised by `on_event` means an invalid event, and ends the agent. Raises
+        `AgentLostError` if the agent does not answer, and the agent's own codl errors. Any other
+        exception, such as of Ctrl-C, ends the agent.
         """
         with self.lock:
             running = self._ready()
@@ -127,7 +121,7 @@ class AgentClient:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """End requests inside, and the agent, after `seconds` in all."""
+        """Limit all requests inside to `seconds` in total; then end the agent."""
         before = self._deadline
         self._deadline = min(before, monotonic() + seconds)
         try:
@@ -136,7 +130,7 @@ class AgentClient:
             self._deadline = before
 
     def _ready(self) -> _Running:
-        """The running agent, started and brought to the state of the one before."""
+        """The running agent; starts one and sends the prelude if needed."""
         if self._running is not None:
             return self._running
         begin = perf_counter()
@@ -167,7 +161,7 @@ class AgentClient:
 
     @contextmanager
     def _working(self, running: _Running) -> Iterator[None]:
-        """End an agent that has not answered: its answer would be taken for the next one."""
+        """End an agent that has not answered, whose answer would be taken for the next one."""
         try:
             yield
         finally:
@@ -184,24 +178,24 @@ class AgentClient:
             self._running = None
 
     def start_seconds(self) -> tuple[float, float]:
-        """Seconds from starting the agent to its first message, and of those to import modules."""
+        """Seconds from starting the agent to its first message, and the part for imports."""
         running = self._ready()
         assert running.hello is not None
         return running.start_s, running.hello.ready - running.hello.begin
 
     @property
     def pid(self) -> int | None:
-        """Process id of the agent on this machine; None where none runs."""
+        """Process id of the agent on this machine; None if none runs."""
         return self._running.child.pid if self._running else None
 
     def refuse(self, problem: str) -> AgentLostError:
-        """End the agent because of an invalid answer; the error to raise."""
+        """End the agent because of an invalid answer; returns the error to raise."""
         with self.lock:
             assert self._running is not None
             return self._lost(self._running, problem)
 
     def close(self) -> None:
-        """End the agent, with a request of another thread; the next request starts another."""
+        """End the agent and any request of another thread; the next request starts a new agent."""
         running = self._running
         if running is not None and running.is_busy:
             running.child.kill()
@@ -262,9 +256,9 @@ class AgentClient:
             running.connection.send(message, blobs)
         except TimedOutError:
             raise self._hung(running) from None
+        except ConnectionEnded as error:  # the agent's last line says why
+            raise self._lost(running, "") from error
         except FrameError as error:
-            if isinstance(error, ConnectionEnded):
-                raise self._lost(running, _last_words(running)) from error
             raise self._lost(running, str(error)) from error
 
     def _receive(self, running: _Running) -> tuple[Response, list[Blob]]:
@@ -287,13 +281,13 @@ class AgentClient:
         return AgentLostError(problem, is_blameless=is_over, has_hung=not is_over)
 
     def _lost(self, running: _Running, reason: str) -> AgentLostError:
-        """The error of an agent that ended by itself, or is ended for a reason."""
+        """The error of an agent that ended by itself, or that is ended for `reason`."""
         self._forget(running)
         if reason:
             running.child.kill()
             running.child.close()
             return self._error(f"was ended: {reason}")
-        # An agent that has sent a message was reached: its last line is not the client's.
+        # An agent that sent a message was reached, so its last line is not the client's.
         return self._error(running.child.ending(() if running.hello else self._fixes))
 
     def _error(self, problem: str) -> AgentLostError:
@@ -303,7 +297,7 @@ class AgentClient:
         return AgentLostError(sentence, is_blameless=is_cut)
 
     def _failure(self, answer: Failed) -> CodlError:
-        """The error as the agent raised it; another exception becomes a `DeviceError`."""
+        """The agent's error; exceptions outside codl become a `DeviceError`."""
         kind = getattr(errors, answer.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, CodlError)):
             return DeviceError(f"{_capital(self._name)} failed: {answer.kind}: {answer.text}")
@@ -313,22 +307,13 @@ class AgentClient:
 
 
 def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
-    """The fix of the first key that a problem contains; empty where it has none."""
+    """The remedy of the first key that a problem contains; empty without one."""
     fix = next((fix for key, fix in {**FULL, **fixes}.items() if key in problem), "")
     return fix() if callable(fix) else fix
 
 
-def _last_words(running: _Running) -> str:
-    """Why an agent ended, where it sent that before it closed the connection."""
-    try:
-        last = running.connection.last()
-    except TimedOutError:
-        return ""
-    return last.text if isinstance(last, Failed) else ""
-
-
 def ask_once(name: str, request: Request[Answer]) -> Answer:
-    """The answer of an agent that is started for this request alone, which may crash it."""
+    """The answer of an agent started for this request alone, which may crash it."""
     with closing(AgentClient(name=name)) as agent:
         return agent.ask(request)
 

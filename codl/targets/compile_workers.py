@@ -1,9 +1,9 @@
-"""Compiles the kernels of the next tasks in agents beside this process.
+"""Ahead-of-time compilation of the next tasks' kernels, in agents beside this process.
 
 Some drivers take a second to compile a kernel that runs for a millisecond. PoCL compiles for every
-size of an op, the last step at the first launch, and threads of one process wait for each other.
-So agents build the next kernels and run them once; the binaries lie in the caches on disk, codl's
-and the driver's, when this process needs them. Nothing is measured while agents compile.
+size of an op, the last step at the first launch, and threads of one process wait for each other. So
+agents build the next kernels and run them once; codl's and the driver's caches on disk then have
+the binaries. Nothing is measured while agents compile.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from time import monotonic
 
 from codl.errors import CodlError
 from codl.kernels.tuning import Tuning
+from codl.machine.examination import memory_of
+from codl.machine.placement import LocalSoc
 from codl.measure.tasks import SharingTask, StageTask, Task
-from codl.runtime.examination import memory_of
-from codl.runtime.placement import LocalSoc
-from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.client import COMMAND, AgentClient
+from codl.targets.connection import AgentLostError
 from codl.targets.measuring import Compile
 from codl.targets.requests import Begin, Open
 
-#: With fewer cores, starting the agents costs more than they save.
+#: Fewest cores for agents; with fewer, starting agents costs more than it saves.
 LEAST_CORES = 4
-#: Memory that a worker may need.
+#: Memory in bytes reserved per worker.
 WORKER_BYTES = 2 << 30
-#: Most agents on a real GPU: each takes some hundred megabytes of its memory.
+#: Most agents on a real GPU, as each takes some hundred megabytes of its memory.
 MOST_ON_GPU = 12
-#: Least tasks for each worker: fewer are compiled in the time that an agent takes to start.
+#: Fewest tasks per worker; fewer compile in the time that an agent takes to start.
 WORTH = 3
-#: Most tasks that are compiled ahead: more than a batch has.
+#: Most tasks to compile ahead, more than a batch has.
 FURTHEST = 256
-#: Crashes of workers after which this process does not try a task.
+#: Worker crashes after which this process skips a task.
 DEATHS = 2
 
 
 def worker_count(soc: LocalSoc) -> int:
-    """Number of agents that may compile: one for each core of the SoC but one; 0 on few cores."""
+    """Number of compiling agents: the SoC's cores but one, limited by memory; 0 on few cores."""
     cores = len(_cores(soc))
     if cores < LEAST_CORES:
         return 0
@@ -52,10 +53,9 @@ def needs_kernels(task: Task) -> bool:
 
 
 class CompileWorkers:
-    """Up to `count` agents that compile, started when there are enough tasks.
+    """Up to `count` compiling agents, started once there are enough tasks.
 
-    `crashing_tasks` are tasks that crashed agents, with the reason: they would crash this
-    process, too.
+    `crashing_tasks` maps tasks that crashed agents to reasons: they would crash this process too.
     """
 
     def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
@@ -76,10 +76,7 @@ class CompileWorkers:
         return bool(self._agents)
 
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None:
-        """Compile the kernels of the first tasks, once; starts none after `seconds`.
-
-        All workers are idle when this returns.
-        """
+        """Compile the first tasks once, starting none after `seconds`; returns when idle."""
         unseen = (task for task in tasks[:FURTHEST] if task not in self._done)
         left = deque(task for task in unseen if needs_kernels(task))
         count = len(self._agents)
@@ -90,13 +87,13 @@ class CompileWorkers:
             list(pool.map(lambda agent: self._work(agent, left, tuning, end), [*self._agents]))
 
     def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
-        """Compile one task after the other; an agent that cannot open its device is removed.
+        """Compile tasks one after another; removes an agent that cannot open its device.
 
-        A task that crashed several agents is one of these.
+        Records a task that crashed several agents in `crashing_tasks`.
         """
         try:
             agent.ask(Open())
-        except CodlError:  # as where a card has no room for another one
+        except CodlError:  # such as without memory for another agent on the card
             self._agents.remove(agent)
             agent.close()
             return
@@ -112,11 +109,11 @@ class CompileWorkers:
                     f"{DEATHS} processes died while it was compiled: {error}"
                 )
             except CodlError:
-                pass  # reported where the task is measured
+                pass  # reported by the measurement of the task
             self._done.add(task)
 
     def _next(self, left: deque[Task], end: float) -> Task | None:
-        """The next task; after the time is over, only one that has crashed a worker."""
+        """The next task; after the time limit, only one that has crashed a worker."""
         with self._taking:
             return (
                 left.popleft() if left and (monotonic() < end or left[0] in self._deaths) else None

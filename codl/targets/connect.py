@@ -1,31 +1,35 @@
-"""Connects a serial to a target; every kind of target is registered here."""
+"""Connection of serials to targets, with the registry of transports.
+
+A transport's modules are imported when one of its serials is used.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from codl import plugins
-from codl.errors import UnknownNameError, UnsupportedError
-from codl.records.soc import Soc
-from codl.registry import Registry
-from codl.targets import adb, ssh
+from codl.errors import DeviceError, UnknownNameError, UnsupportedError
+from codl.ir.records.soc import Soc
+from codl.registry import TRANSPORTS
 from codl.targets.base import Target
-from codl.targets.checks import Check
-from codl.targets.client import Fix
-from codl.targets.device_shell import DeviceShell
-from codl.targets.install import build, launcher
 from codl.targets.local import LocalTarget
-from codl.targets.remote import RemoteTarget, process_target
 
-#: Parts of errors where the agent on a device is missing, or of another codl.
-NOT_INSTALLED = (
-    "No such file",
-    "can't open",
-    "cannot open",
-    "of another codl",
-    "packages are missing",
-)
+if TYPE_CHECKING:
+    from codl.targets.checks import Check
+    from codl.targets.client import Fix
+    from codl.targets.device_shell import DeviceShell
+
+
+#: Forms of serials, for messages.
+SSH_PATTERN, ADB_PATTERN = "ssh://USER@HOST:PORT", "ADB_SERIAL"
+#: Receives a message about an action.
+Tell: TypeAlias = Callable[[str], object]
+
+
+def silent(text: str) -> None:
+    """Default: show no messages."""
 
 
 class Transport(NamedTuple):
@@ -40,9 +44,11 @@ class Transport(NamedTuple):
     shell: Callable[[str], DeviceShell] | None = None
     #: Checks of the connection, for `codl doctor`.
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
-    #: What to say where something is to run there; empty for a machine, where it can.
+    #: Why nothing can run on the target; empty for a machine.
     refusal: str = ""
-    #: Whether almost any text may be its serial: it is tried after all others.
+    #: Serials of connected devices, if the transport can list them.
+    listed: Callable[[], Sequence[str]] = lambda: ()
+    #: Whether almost any text matches; the transport is then tried last.
     takes_most: bool = False
 
     @property
@@ -50,12 +56,8 @@ class Transport(NamedTuple):
         return not self.refusal
 
 
-#: Transports by their patterns.
-TRANSPORTS: Registry[Transport] = plugins.TRANSPORTS
-
-
 def register(transport: Transport) -> None:
-    """Add a way to reach targets."""
+    """Register a transport by its pattern."""
     TRANSPORTS.add(transport.pattern, transport, origin=transport.connect)
 
 
@@ -72,52 +74,103 @@ register(
         "process",
         "this machine, in a process beside this one, which a driver may crash",
         lambda serial: serial == "process",
-        lambda serial, soc: process_target(soc),
+        lambda serial, soc: _call("remote:process_target", soc),
     )
 )
 register(
     Transport(
-        ssh.PATTERN,
+        SSH_PATTERN,
         "a board or another machine, over ssh",
-        ssh.matches,
-        lambda serial, soc: _behind(ssh.shell_of(serial), soc),
-        ssh.shell_of,
-        ssh.checks_of,
+        lambda serial: serial.startswith("ssh://"),
+        lambda serial, soc: _behind(_call("ssh:shell_of", serial), soc),
+        lambda serial: _call("ssh:shell_of", serial),
+        lambda serial: _call("ssh:checks_of", serial),
     )
 )
 register(
     Transport(
-        adb.PATTERN,
+        ADB_PATTERN,
         "a phone, as `adb devices` prints it",
-        adb.matches,
-        lambda serial, soc: _behind(adb.shell_of(serial), soc),
-        adb.shell_of,
-        adb.checks_of,
+        lambda serial: _call("adb:matches", serial),
+        lambda serial, soc: _behind(_call("adb:shell_of", serial), soc),
+        lambda serial: _call("adb:shell_of", serial),
+        lambda serial: _call("adb:checks_of", serial),
+        listed=lambda: _call("adb:listed"),
         takes_most=True,
     )
 )
 
 
+def _call(place: str, *arguments: object) -> Any:
+    """Import a module of `codl.targets` and call one of its functions."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"codl.targets.{module}"), name)(*arguments)
+
+
 def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
-    """The target behind a shell, by the agent that was installed there."""
-    install = f"`codl agent install --serial {shell.serial}` puts this codl's agent there."
-    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(NOT_INSTALLED, install)}
-    command = shell.command(launcher(shell))
-    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes, cuts=shell.cuts)
+    """The target behind a shell, through the agent installed there."""
+    from codl.targets import install
+    from codl.targets.remote import RemoteTarget
+
+    missing = (*install.ABSENT, "of another codl", "packages are missing")
+    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(missing, _install_fix(shell))}
+    return RemoteTarget(
+        shell.serial,
+        shell.command(install.launcher(shell)),
+        soc,
+        build=install.build(),
+        fixes=fixes,
+        cuts=shell.cuts,
+    )
+
+
+def _install_fix(shell: DeviceShell) -> str:
+    serial = shlex.quote(shell.serial)
+    return f"`codl agent install --serial {serial}` puts this codl's agent there."
+
+
+def prepare(serial: str, *, install: bool = True, tell: Tell = silent) -> None:
+    """Install the agent of a device if it is missing, damaged or of another codl.
+
+    Reuses the Python of a former agent. `tell` receives a line per action. Raises `DeviceError` for
+    an unreachable device, one that cannot take an agent, and, without `install`, one that needs it.
+    """
+    shell_of = transport_of(serial).shell
+    if shell_of is None:
+        return
+    from codl.targets import install as agents
+
+    shell = shell_of(serial)
+    problem = agents.problem_of(shell)
+    if not problem:
+        return
+    if not install:
+        raise DeviceError(
+            f"{serial!r} {problem}, and --no-install keeps it so. {_install_fix(shell)}"
+        )
+    tell(f"{serial!r} {problem}: installing the agent of this codl there")
+    done = agents.install(shell, agents.python_of(shell))
+    brought = f", with {', '.join(done.brought)}" if done.brought else ""
+    tell(f"Installed the agent in {shell.folder}{brought}")
+    if not done.checked.can_serve:
+        fixes = [f"{name}: {done.fixes[name]}" for name in agents.REQUIRED if name in done.fixes]
+        raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
+
+
+def plugged_in() -> list[str]:
+    """Serials of the devices connected to this machine, ready or not."""
+    return [serial for way in TRANSPORTS.values() for serial in way.listed()]
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:
-    """The target of a serial; its agent starts at the first request.
-
-    Describing and probing need no `soc`. Raises `UnknownNameError` for a serial of no transport.
-    """
+    """The target of a serial; probing needs no `soc`. Raises `UnknownNameError` for others."""
     return transport_of(serial).connect(serial, soc)
 
 
 def machine_of(serial: str, what: str) -> Transport:
-    """The transport of a machine; raises as `transport_of`.
+    """The transport of a machine; raises the error of `transport_of`.
 
-    Raises `UnsupportedError` where the serial is no machine; `what` is what it cannot do.
+    Raises `UnsupportedError` for a serial that is no machine; `what` is the impossible action.
     """
     transport = transport_of(serial)
     if not transport.is_machine:
@@ -126,8 +179,9 @@ def machine_of(serial: str, what: str) -> Transport:
 
 
 def transport_of(serial: str) -> Transport:
-    """The transport of a serial; raises `UnknownNameError` where there is none."""
-    for transport in sorted(TRANSPORTS.values(), key=lambda way: way.takes_most):
+    """The transport of a serial; raises `UnknownNameError` without a matching one."""
+    ways: list[Transport] = sorted(TRANSPORTS.values(), key=lambda way: way.takes_most)
+    for transport in ways:
         if transport.matches(serial):
             return transport
     raise UnknownNameError("serial", serial, TRANSPORTS)

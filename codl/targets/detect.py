@@ -1,40 +1,38 @@
-"""Describes a target as a SoC, adds measured facts, and finds the SoC of a file on a target.
+"""Detection of a target's SoC, with measured facts, and completion of published SoCs.
 
-No driver reports whether an OpenCL event or a flag tells the CPU sooner that the GPU is done. Both
-waits are measured as `codl collect` measures them, behind kernels of several lengths: some drivers
-poll for a short kernel and sleep for a long one.
+No driver reports whether an OpenCL event or a flag signals the GPU's end to the CPU sooner. Both
+waits are measured as in `codl collect`, after kernels of several lengths: some drivers poll for a
+short kernel and sleep for a long one.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import exp, inf, log
 from pathlib import Path
+from shlex import quote
 from statistics import mean
-from typing import Any, get_type_hints
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError
+from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError, MismatchError
+from codl.files import check_writable, set_aside
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, GpuSide, PublishedSoc, Soc
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch, Measurement
+from codl.machine.placement import LocalSoc, beside, choose, describe
 from codl.measure.dataset import SignalRow
-from codl.measure.facts import FACTS, Fact
+from codl.measure.facts import SVM_ATOMICS, Fact
 from codl.measure.measurement_order import signal_tasks
-from codl.measure.tasks import SignalTask
+from codl.measure.tasks import MeasureBatch, Measurement, SignalTask
 from codl.measure.timing import Rounds
-from codl.records import soc as socs
-from codl.records.soc import ELEMENT_NAMES, GpuSide, Soc
-from codl.records.soc_facts import Chip, SensorFact
-from codl.runtime.detect import choose, describe, place
-from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
-from codl.targets.connect import connect, machine_of, transport_of
-from codl.targets.requests import TargetInfo
+from codl.targets.connect import Tell, connect, machine_of, plugged_in, silent, transport_of
 
 
 def detect(
@@ -48,12 +46,11 @@ def detect(
 ) -> LocalSoc:
     """Describe the machine of a target as a SoC.
 
-    `device` names the OpenCL device or its driver; by default a real GPU goes before a CPU.
-    `memory_types` and `element` are as in `GpuSide`; by default the device's own types, and
-    float32. `cpu_threads` is by default one for each core of the CPU side. Raises `DeviceError`
-    where there is no OpenCL device, only one core, no such memory type, or a fact that is not
-    possible, `CodlError` for more threads than cores, and `UnsupportedError` where the target is
-    no machine.
+    `device` names the OpenCL device or its driver; by default a GPU is preferred to a CPU.
+    `memory_types` and `element` are those of `GpuSide`, by default the device's types and float32.
+    `cpu_threads` is by default one per core of the CPU side. Raises `DeviceError` for a machine
+    without OpenCL device, with one core, without the memory type, or with impossible facts;
+    `CodlError` for more threads than cores; and `UnsupportedError` for a target that is no machine.
     """
     if target.replays is not None:
         machine_of(target.serial, f"be described as the SoC {name!r}")
@@ -75,7 +72,6 @@ def detect(
     described = replace(
         soc,
         chip=info.chip if info.chip != Chip() else None,
-        sensors=sensors_of(info),
         sources={
             "gpu.wave_size": "driver: on a CPU work-items run one after another"
             if soc.gpu.is_cpu
@@ -93,81 +89,72 @@ def detect(
 
 
 def _registers_source(gpu: GpuSide) -> dict[str, str]:
-    """Source of the number of vector registers, where it is known."""
+    """Source of the number of vector registers, if known."""
     if gpu.vector_registers is None:
         return {}
     floats = gpu.vector_width
     return {"gpu.vector_registers": f"system: its instruction set with vectors of {floats} floats"}
 
 
-def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:
-    """The readable sensors of a machine."""
-    energy = (SensorFact(sensor.name, "energy", sensor.part) for sensor in info.sensors)
-    return (*energy, *(SensorFact(name, "temperature") for name in info.thermometers))
+def complete(
+    published: PublishedSoc, name: str | Path, serial: str, *, tell: Tell = silent
+) -> LocalSoc:
+    """Complete a SoC of published facts with a device's facts, and write its files.
 
-
-def load_local(name: str | Path, serial: str = "local", precision: str | None = None) -> LocalSoc:
-    """Load a SoC with its placement, by name or from a `.yaml` file.
-
-    `precision` is as in `Soc.at`; by default that of the file. Where the placement file is missing,
-    the SoC's device is looked for on the target. Raises as `codl.records.soc.load` and
-    `codl.runtime.placement.read`, `UnsupportedError` for a replayed SoC or a serial that is no
-    machine, and `DeviceError` where the target does not have its device.
+    Writes to the user's own folder, or to the named file. Raises the errors of `detect`, and
+    `MismatchError` for a device with another chip, without writing.
     """
-    soc, path = socs.load(name, precision), socs.path_of(name)
-    transport = machine_of(serial, f"run anything on the SoC {soc.name!r}")
-    check_measured(soc)
-    placed = read(soc, path, is_here=transport.shell is None)
-    if placed is not None:
-        return placed
+    path = socs.own_path_of(name)
+    check_writable(path)
+    tell(f"Of the SoC {published.name!r} only published facts are known: {serial!r} tells the rest")
     with closing(connect(serial)) as target:
-        return _placed(soc, path, target)
+        found = detect(target, published.name)
+        if problem := contradiction(published, found, serial):
+            raise MismatchError(f"{problem} {_fix_of_other_chip(serial)}")
+        if published.cpu.threads not in (None, found.cpu.threads):
+            found = detect(target, published.name, cpu_threads=published.cpu.threads)
+        facts = find_pinning(target, find_facts(target, found))
+    done = replace(facts, soc=completed(published, facts.soc))
+    if differing := "; ".join(differences(published, done.soc)):
+        tell(f"The device's values are kept: {differing}")
+    write(done, path, tell=tell)
+    return done.soc
 
 
-def load_measured(name: str | Path, serial: str = "local", precision: str | None = None) -> Soc:
-    """Load a SoC to measure: as `load_local`, but without placement for a replay."""
-    if transport_of(serial).is_machine:
-        return load_local(name, serial, precision)
-    return socs.load(name, precision)
+def _fix_of_other_chip(serial: str) -> str:
+    """The remedy for a wrong chip; names connected devices if this machine was examined."""
+    names = plugged_in() if transport_of(serial).shell is None else []
+    if names:
+        return f"Connected devices are {', '.join(names)}: name one by --serial."
+    return f"`codl soc detect --serial {quote(serial)} --name NAME` describes it as one of its own."
 
 
-def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
-    """The SoC with its placement on a target, by the rules of `detect`."""
-    fix = f"`codl soc detect --serial {target.serial} --name {soc.name}` writes it."
-    missing = f"There is no {beside(path)}, which says where the SoC {soc.name!r} is"
-    devices = [device for result in target.probe() for device in result.devices]
-    wanted = (soc.gpu.platform, soc.gpu.name)
-    matching = [device for device in devices if (device.platform, device.name) == wanted]
-    if not matching:
-        names = ", ".join(repr(device.name) for device in devices) or "none"
-        raise DeviceError(
-            f"{missing}, and its OpenCL device {soc.gpu.name!r} of {soc.gpu.platform!r} is not "
-            f"here (there are: {names}). {fix}"
-        )
-    try:
-        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu))
-    except CodlError as error:
-        raise type(error)(f"{missing}. {error} {fix}") from error
-    warnings.warn(f"{missing}; it was found by asking every driver. {fix}", CodlWarning, 2)
-    return local
+def write(found: FoundFacts, path: Path, *, tell: Tell = silent) -> None:
+    """Write the files of a SoC; keeps a former SoC file beside the new one."""
+    if kept := set_aside(path):
+        tell(f"What {path} held before is kept as {kept}")
+    found.soc.save(path)
+    for fact in found.unknown:
+        tell(f"{fact.key} could not be measured: {fact.reason}")
+    tell(f"Wrote {path}, and {beside(path)}: where its parts are on the device")
 
 
-# Facts that are measured.
+# Measured facts.
 
 SIGNAL = "gpu.signal"
 EVENT, FLAG = "event", "flag"
 PINNED = "cpu_pinned"
-#: Largest ratio of a flag's wait to an event's where the flag is chosen: it costs one more launch.
+#: Largest ratio of a flag's wait to an event's at which a flag is chosen; it costs one more launch.
 MOST_SHARE = 0.9
-#: Waits scatter on a shared machine, so they are measured more often than ops.
+#: Rounds for waits, which vary on a shared machine and need more samples than ops.
 WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
-#: Most seconds to measure waits.
+#: Most seconds for measuring waits.
 WAITS_S = 30.0
 
 
 @dataclass(frozen=True)
 class FoundFacts:
-    """A SoC with measured facts, and all measurements, also failed ones."""
+    """A SoC with measured facts, and all facts, including failed ones."""
 
     soc: LocalSoc
     facts: tuple[Fact, ...] = ()
@@ -178,35 +165,23 @@ class FoundFacts:
         return [fact for fact in self.facts if fact.value is None]
 
 
-def find_facts(
-    target: Target, soc: LocalSoc, *, note: Callable[[str], object] = lambda text: None
-) -> FoundFacts:
-    """Measure the facts of a SoC's OpenCL device; a fact that cannot be measured is kept.
+def find_facts(target: Target, soc: LocalSoc, *, note: Tell = silent) -> FoundFacts:
+    """Measure the facts of a SoC's OpenCL device; a failed one keeps its reason.
 
-    Other processes than the target's load the drivers. `note` gets what comes next.
+    Drivers are loaded in other processes than the target's. `note` receives a line per fact.
     """
-    facts: list[Fact] = []
-    for key in FACTS:
-        note(f"Measuring {key}")
-        answered = target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
-        facts += [_checked(key, answered)]
+    note(f"Measuring {SVM_ATOMICS}")
+    facts = [_checked(target.measure_atomics(soc.placement.icd, soc.gpu.name))]
     note(f"Measuring {SIGNAL}")
     facts += _signal_facts(target.serial, with_facts(soc, facts))
     return FoundFacts(with_facts(soc, facts), tuple(facts))
 
 
-def _checked(key: str, answered: Sequence[Fact]) -> Fact:
-    """The fact of a key from a device's answer, with a value that the key can have."""
-    fact = next(
-        (candidate for candidate in answered if candidate.key == key), Fact(key, None, "no answer")
-    )
-    hint = get_type_hints(GpuSide, include_extras=True)[key.removeprefix("gpu.")]
-    try:
-        if fact.value is not None:
-            msgspec.convert(fact.value, hint)
-    except msgspec.ValidationError as error:
-        return Fact(key, None, f"a value that is not possible: {error}, got {fact.value!r}")
-    return fact
+def _checked(fact: Fact) -> Fact:
+    """A device's answer, without an impossible value."""
+    if fact.key == SVM_ATOMICS and isinstance(fact.value, bool | None):
+        return fact
+    return Fact(SVM_ATOMICS, None, f"a value that is not possible: {fact.value!r}")
 
 
 def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
@@ -223,7 +198,7 @@ def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
 
 
 def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
-    """How the GPU signals its end to the CPU: by events where flags are not known to work."""
+    """How the GPU signals its end to the CPU: events, unless flags are known to work."""
     if soc.gpu.svm_atomics is None:
         return []
     if not soc.gpu.has_flags:
@@ -246,9 +221,9 @@ def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
 
 
 def choose_signal(measured: Iterable[Measurement]) -> Fact:
-    """Choose a flag where it is never later than an event, and clearly sooner in the mean.
+    """Choose a flag if it is never later than an event, and clearly sooner in the geometric mean.
 
-    The mean is geometric. The value is None where no length was measured both ways.
+    The value is None if no kernel length was measured both ways.
     """
     waits_ms: dict[str, dict[float, float]] = {"event_wait": {}, "flag_wait": {}}
     for measurement in measured:
@@ -267,13 +242,10 @@ def choose_signal(measured: Iterable[Measurement]) -> Fact:
     return Fact(SIGNAL, value, reason)
 
 
-def find_pinning(
-    target: Target, found: FoundFacts, *, note: Callable[[str], object] = lambda text: None
-) -> FoundFacts:
-    """Add the fact whether threads of the CPU side are pinned, measured in turns.
+def find_pinning(target: Target, found: FoundFacts, *, note: Tell = silent) -> FoundFacts:
+    """Add the fact whether to pin threads of the CPU side, measured in turns.
 
-    Where the side has all cores, half of its threads are measured: this decides for runs with
-    fewer threads.
+    If the side has all cores, half of its threads are measured, for runs with fewer threads.
     """
     soc, own = found.soc, found.soc.placement
     cores = [core for core in target.describe().cpu.cores if core not in own.gpu_cores]
@@ -295,11 +267,11 @@ def find_pinning(
 
 
 def choose_pinning(ratios: Iterable[float]) -> Fact:
-    """Choose unpinned threads, unless pinned ones are faster by more than the spread of all turns.
+    """Choose unpinned threads unless pinned ones are faster by more than the spread of all turns.
 
-    A GPU's driver and Python have threads that take a pinned thread's core, and that this
-    measurement does not have: VGG-16 beside an H100 takes 1.2 times as long with 4 threads on 4
-    cores as with 4 on 16. The value is None where no turn was measured.
+    A GPU's driver and Python have threads that compete for a pinned thread's core, and that this
+    measurement excludes: VGG-16 beside an H100 takes 1.2 times as long with 4 threads on 4 cores as
+    with 4 on 16. The value is None without a measured turn.
     """
     valid = [ratio for ratio in ratios if 0 < ratio < inf]
     if not valid:
@@ -310,3 +282,84 @@ def choose_pinning(ratios: Iterable[float]) -> Fact:
         f"(p20 {low:.2f}, p80 {high:.2f})"
     )
     return Fact(PINNED, bool(middle - (high - low) > 1), reason)
+
+
+# Published facts beside a device's. A device with another GPU or chip than the published one is a
+# contradiction. In other differences its value wins: published ones often belong to a sibling chip.
+
+#: The maker's word in a GPU's name, and its model, such as G72 in "Mali-G72 MP12".
+MAKER, MODEL = re.compile(r"[a-z]+"), re.compile(r"[a-z]?\d{2,}")
+#: Values that mean "not reported by the device".
+UNTOLD: tuple[Any, ...] = (None, "", (), 0)
+
+
+def contradiction(published: PublishedSoc, found: Soc, serial: str) -> str:
+    """A sentence with the published and the found chip if they differ; else empty."""
+    has_same_chip = _has_same_chip(published, found)
+    if has_same_chip and _has_same_gpu(published, found):
+        return ""
+    names = "" if has_same_chip else f", which systems call {' or '.join(published.chips)},"
+    wanted = f"{published.description}{names} with the GPU {published.gpu.name or 'unknown'}"
+    chip = (
+        f"chip {found.chip.name!r}" if found.chip and found.chip.name else f"CPU {found.cpu.name!r}"
+    )
+    version = f" ({found.gpu.opencl_version})" if found.gpu.opencl_version else ""
+    return (
+        f"The SoC {published.name!r} is {wanted}, and the device {serial!r} has the {chip} and "
+        f"the OpenCL device {found.gpu.name!r}{version}."
+    )
+
+
+def _has_same_gpu(published: PublishedSoc, found: Soc) -> bool:
+    """False only if the GPU's type, maker or model (Adrenos': in the version) differs."""
+    gpu, name = published.gpu, (published.gpu.name or "").lower()
+    stated = f"{found.gpu.name} {found.gpu.opencl_version}".lower()
+    maker, model = MAKER.search(name), MODEL.search(name)
+    return (
+        gpu.type in (None, found.gpu.type)
+        and (maker is None or maker[0] in stated)
+        and (model is None or MODEL.search(stated) is None or model[0] in MODEL.findall(stated))
+    )
+
+
+def _has_same_chip(published: PublishedSoc, found: Soc) -> bool:
+    """Whether a name of the chip is a published one; True if either has no names."""
+    chip = found.chip
+    stated = " ".join((chip.name, *chip.compatible)).lower() if chip else ""
+    return not stated or not published.chips or any(n.lower() in stated for n in published.chips)
+
+
+def completed(published: PublishedSoc, found: AnySoc) -> AnySoc:
+    """The found SoC with the published description, and published values for unreported ones."""
+    values: dict[str, dict[str, Any]] = {"cpu": {}, "gpu": {}}
+    sources = dict(found.sources)
+    for side, key, value in _values(published):
+        stated = getattr(getattr(found, side), key)
+        if stated in UNTOLD and stated is not False:
+            values[side][key] = value
+            source = published.sources.get(f"{side}.{key}") or published.sources[side]
+            sources[f"{side}.{key}"] = f"published: {source}"
+    return replace(
+        found,
+        description=published.description,
+        cpu=replace(found.cpu, **values["cpu"]),
+        gpu=replace(found.gpu, **values["gpu"]),
+        sources=sources,
+    )
+
+
+def differences(published: PublishedSoc, found: Soc) -> Iterator[str]:
+    """Numbers of a completed SoC that differ from published ones, such as of `gpu.wave_size`."""
+    for side, key, value in _values(published):
+        stated = getattr(getattr(found, side), key)
+        if isinstance(value, int) and stated != value:
+            yield f"{side}.{key} is {stated} (published: {value})"
+
+
+def _values(published: PublishedSoc) -> Iterator[tuple[str, str, Any]]:
+    """The published values, each with its side and key."""
+    for side in ("cpu", "gpu"):
+        facts = getattr(published, side)
+        for key in asdict(facts):
+            if (value := getattr(facts, key)) not in (None, ()):
+                yield side, key, value

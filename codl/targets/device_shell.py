@@ -1,6 +1,6 @@
 """The shell of a device, reached by the system's own client (adb, ssh).
 
-Texts of users and devices never become shell text: every argument is quoted.
+Every argument is quoted, so texts of users and devices never become shell code.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codl.errors import DeviceError
-from codl.runtime.child import telling
 from codl.targets.checks import Check, CheckResult, DeviceUnderTest
+from codl.targets.child import telling
 from codl.targets.client import Fix, fix_of
 
 LIMIT_S = 30.0
-#: Exit code of a shell for a file that is not executable.
+#: A shell's exit code for a file that is not executable.
 REFUSED = 126
 #: The word that a shell must echo in a check.
 WORD = "codl"
@@ -56,7 +56,7 @@ def shell_check(name: str, shell_of: Callable[[], DeviceShell], fix: str) -> Che
 
 
 def output_of(command: Sequence[str]) -> str:
-    """The output of a program on this machine; raises `DeviceError` where it fails."""
+    """The output of a program on this machine; raises `DeviceError` if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -68,9 +68,9 @@ def output_of(command: Sequence[str]) -> str:
     return text
 
 
-#: Writes a file beside its place and moves it there: a cut connection leaves no partial file.
+#: Writes a temporary file and renames it, so that a cut connection leaves no partial file.
 WRITE = 'cat > "$0.part" && mv "$0.part" "$0" || { rm -f "$0.part"; exit 1; }'
-#: Printed after the output of a command: without it, the output was cut.
+#: Printed after a command's output; if missing, the output was cut.
 END = b"codl: ended"
 SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
 
@@ -78,7 +78,7 @@ SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
 class ShellError(DeviceError):
     """A command failed on a device, or the client did not reach it.
 
-    `code` is the command's exit code, or -1 without one; `fix` is what to do, where it is known.
+    `code` is the command's exit code, or -1 without one; `fix` is a known remedy or "".
     """
 
     def __init__(self, problem: str, code: int, fix: str = "") -> None:
@@ -88,11 +88,10 @@ class ShellError(DeviceError):
 
 @dataclass(frozen=True)
 class DeviceShell:
-    """The shell behind a client's command line, to which a line of shell text is added.
+    """The shell behind a client's command line, which takes a line of shell code as last argument.
 
-    `folder` is codl's folder there. `fixes` map parts of an error to what to do about it. One of
-    `cuts` in an error means that the connection was cut. `is_silent` clients end with code 0 where
-    they lose the device.
+    `folder` is codl's folder there. `fixes` map parts of an error to remedies. An error with one of
+    `cuts` means a cut connection. `is_silent` clients end with code 0 when they lose the device.
     """
 
     serial: str
@@ -103,21 +102,18 @@ class DeviceShell:
     is_silent: bool = False
 
     def command(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """The command line of this machine that runs a program there."""
+        """The command line on this machine that runs a program there."""
         return (*self.client, shlex.join(arguments))
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", limit_s: float = 60.0) -> bytes:
-        """The output of a program for the input `stdin`.
-
-        Raises `ShellError` where it fails, takes longer, or the device cannot be reached.
-        """
+        """Output of a program; raises `ShellError` for a failure, time-out, or lost device."""
         text = shlex.join(arguments) + (SAY_END if self.is_silent else "")
         try:
             done = subprocess.run(
                 (*self.client, text), input=stdin, capture_output=True, timeout=limit_s
             )
         except FileNotFoundError:
-            raise ShellError(f"{self.client[0]!r} is not installed on this machine.", 127) from None
+            raise ShellError(f"{self.client[0]!r} is not installed on this machine.", -1) from None
         except subprocess.TimeoutExpired:
             problem = f"{arguments[0]!r} on {self.serial!r} took longer than {limit_s:g} s."
             raise ShellError(problem, -1) from None
@@ -131,19 +127,6 @@ class DeviceShell:
             raise ShellError(problem, code, fix_of(problem, self.fixes))
         return done.stdout.removesuffix(END) if self.is_silent else done.stdout
 
-    def check_room(self, needed: int, what: str) -> None:
-        """Raise `DeviceError` where the folder is known to have less than `needed` bytes free."""
-        try:
-            table = self.run(["df", "-k", self.folder]).decode(errors="replace").splitlines()
-            free = int(table[-1].split()[3]) << 10
-        except (ShellError, IndexError, ValueError):
-            return
-        if free < needed:
-            raise DeviceError(
-                f"{self.folder} on {self.serial!r} has {free / 1e6:.0f} MB free, and {what} needs "
-                f"{needed / 1e6:.0f} MB there: make room on the device."
-            )
-
     def write(self, path: str, content: bytes) -> None:
-        """Write a file at once; raises `ShellError`."""
+        """Write a file atomically; raises `ShellError`."""
         self.run(["sh", "-c", WRITE, path], stdin=content, limit_s=600.0)

@@ -1,9 +1,9 @@
-"""Puts the agent on a device as one file, and packages that are missing there.
+"""Installation of the agent on a device: one file, and packages missing there.
 
-The agent is a zip archive that Python runs, with codl and small modules it needs; NumPy and the
-libraries of both processors are the device's own. Pip on this machine finds wheels of missing
-packages for the device's Python. Nothing is installed there: packages lie in the agent's folder,
-and a package of the device itself goes before them.
+The agent is a zip archive that Python runs, with codl and small modules it needs. NumPy and the
+libraries of both processors are the device's own. Pip on this machine downloads wheels of missing
+packages for the device's Python into the agent's folder; the device's own packages take precedence.
+Nothing else changes on the device.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import subprocess
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from importlib.metadata import files
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,48 +33,30 @@ from codl.targets import agent_archive
 from codl.targets.agent_archive import BROUGHT
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 from codl.targets.python_build import bring, is_file_of_build
-from codl.targets.wheels import (
-    DevicePython,
-    fetch_wheels,
-    missing_wheels,
-    name_of_wheel,
-    packed_wheels,
-)
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
+
 # The agent's file.
 
-#: Imports of codl's modules, with the imported names.
+#: Pattern of an import of a codl module, with the imported names.
 IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
-#: Calls by which a package registers its modules: all of them are needed.
+#: Calls by which a package registers its modules, all of which the agent then needs.
 REGISTERING = ("import_modules(", "add_lazy(")
-#: A module that imports others lazily, for the host only.
+#: A module with lazy imports for the host only.
 ROOT = "codl/__init__.py"
 #: Distributions of pure Python in the archive.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
-#: Digits of a build, which is the beginning of a digest.
+#: Length of a build id, the first hexadecimal digits of a digest.
 DIGITS = 16
-#: Time of all files in the archive: equal content has equal bytes.
+#: Fixed timestamp of all files in the archive, so equal content gives equal bytes.
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class AgentFile:
-    """The archive, and its build: a digest of the modules in it."""
-
-    content: bytes
-    build: str
-
-    @property
-    def sha256(self) -> str:
-        return sha256(self.content).hexdigest()
 
 
 @cache
 def build() -> str:
-    """The build of this codl: an agent of another build is refused."""
+    """Build id of this codl; an agent of another build is refused."""
     whole = sha256()
     for name, content in _members():
         whole.update(f"{name} {len(content)}\n".encode())
@@ -80,17 +65,21 @@ def build() -> str:
 
 
 @cache
-def agent_file() -> AgentFile:
-    """The agent of this codl."""
+def agent_file() -> bytes:
+    """The agent's archive for this codl."""
     stream, members = io.BytesIO(), [*_members(), ("BUILD", build().encode())]
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, content in members:
             archive.writestr(zipfile.ZipInfo(name, LONG_AGO), content, zipfile.ZIP_DEFLATED, 9)
-    return AgentFile(stream.getvalue(), build())
+    return stream.getvalue()
+
+
+def _digest() -> str:
+    return sha256(agent_file()).hexdigest()
 
 
 def _members() -> list[tuple[str, bytes]]:
-    """Every file of the archive by its name, in order."""
+    """Name and content of every file in the archive, sorted."""
     program = resources.files("codl.targets").joinpath(
         f"{agent_archive.__name__.split('.')[-1]}.py"
     )
@@ -99,7 +88,7 @@ def _members() -> list[tuple[str, bytes]]:
 
 
 def _needed() -> dict[str, bytes]:
-    """Files of codl that an agent needs: the modules that it imports, directly or not."""
+    """Files of codl that an agent needs: OpenCL sources, and modules imported transitively."""
     every = dict(_codl(resources.files("codl"), "codl"))
     found = {name: own for name, own in every.items() if name.endswith(".cl")}
     left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
@@ -114,7 +103,7 @@ def _needed() -> dict[str, bytes]:
 
 
 def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
-    """Names that may be modules which a file imports, at any time."""
+    """Names imported anywhere in a file, which may be modules."""
     text = every[name].decode()
     for owner, names, module in IMPORT.findall(text if name != ROOT else ""):
         yield owner or module
@@ -125,7 +114,7 @@ def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Sources in a package of codl, by path: Python and OpenCL C."""
+    """Python and OpenCL C sources of a codl package, with their paths."""
     for entry in folder.iterdir():
         path = f"{name}/{entry.name}"
         if entry.is_file() and entry.name.endswith((".py", ".cl")):
@@ -135,7 +124,7 @@ def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _along() -> Iterator[tuple[str, bytes]]:
-    """The modules of the distributions that are taken along."""
+    """Modules of the distributions in `ALONG`."""
     for name in ALONG:
         for file in files(name) or ():
             if file.suffix == ".py" and ".." not in file.parts:
@@ -144,25 +133,27 @@ def _along() -> Iterator[tuple[str, bytes]]:
 
 # Installing.
 
-#: Commands of Python: in the shell's path; Termux's for root, and for a debuggable Termux.
+#: Commands that start Python: from the shell's path, and Termux's for root or a debuggable Termux.
 PYTHONS = (
     ("python3",),
     ("/data/data/com.termux/files/usr/bin/python3",),
     ("run-as", "com.termux", "files/usr/bin/python3"),
 )
 ARCHIVE, LAUNCHER = "agent.pyz", "agent"
-#: Starts the agent by its Python, whatever the shell's path. The shell reports the signal that
-#: ended Python: ssh alone would end as if the connection was cut.
+#: Script that starts the agent with its Python, whatever the shell's path. The shell reports the
+#: signal that ended Python; ssh alone would end as after a lost connection.
 LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
-#: Exit codes where there is no Python: not found, not executable, or not permitted.
+#: Exit codes that mean no Python: not permitted, not executable, not found.
 NONE_THERE = (1, REFUSED, 127)
-#: Removes the files of older agents.
+#: Parts of errors that mean a missing agent or agent file.
+ABSENT = ("No such file", "can't open", "cannot open")
+#: Exit codes of clients that did not reach the device: none, and ssh's own.
+UNREACHED = (-1, 255)
+#: Removes files of older agents.
 CLEAR = 'rm -rf "$0"/codl-*'
-#: Bytes of an agent: its file, its modules, and their compiled form.
-ROOM = 10_000_000
-#: Seconds of a check and of unpacking, on a slow card.
+#: Time limits in seconds for a check and for unpacking, on a slow card.
 CHECK_S, UNPACK_S = 120.0, 600.0
-#: Uses of the packages that may be missing.
+#: Purposes of packages that may be missing, for messages.
 PURPOSES: Mapping[str, str] = {
     "numpy": "everything",
     "ncnn": "the CPU side",
@@ -173,17 +164,14 @@ PURPOSES: Mapping[str, str] = {
     "onnx": "measuring ops in ONNX Runtime",
 }
 REQUIRED = ("numpy",)
-#: Fix for a missing package that the agent can do without.
+#: Fix for a missing package that the agent has a stand-in for.
 STANDS_IN = "The agent has a stand-in for it."
 STAND_INS = ("msgspec", "pyopencl")
 Python: TypeAlias = Sequence[str]
 
 
 class AgentCheck(msgspec.Struct, frozen=True):
-    """Output of an agent's `--check`: `packages` are versions, None for a missing one.
-
-    `brought` are the packages in the agent's folder.
-    """
+    """Output of `--check`: versions of `packages`, None if missing, and `brought` ones."""
 
     sha256: str
     python: str
@@ -197,7 +185,7 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> dict[str, str]:
-        """Uses of the missing packages, of those that codl needs."""
+        """Purposes of codl's packages that are missing on the device, by name."""
         return {p: use for p, use in PURPOSES.items() if self.packages.get(p, "") is None}
 
     @property
@@ -207,10 +195,9 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Installed:
-    """An agent on a device; `is_new` where it was put there now.
+    """An installed agent; `is_new` if this call copied it to the device.
 
-    `brought` are the packages that were put in its folder now, `fixes` what to do about packages
-    that are still missing.
+    `brought` are packages added by this call, `fixes` remedies for packages still missing.
     """
 
     path: str
@@ -227,6 +214,34 @@ def launcher(shell: DeviceShell) -> tuple[str, ...]:
     return ("sh", f"{shell.folder}/{LAUNCHER}")
 
 
+def problem_of(shell: DeviceShell) -> str:
+    """Why an agent cannot serve this codl, or ""; raises `DeviceError` if not reached."""
+    try:
+        checked = _check(shell, *launcher(shell))
+    except ShellError as error:
+        if error.code in UNREACHED:
+            raise
+        is_absent = any(word in error.problem for word in ABSENT)
+        reason = error.problem.rstrip(".")
+        return "has no agent" if is_absent else f"has an agent that does not start ({reason})"
+    except DeviceError:
+        return "has a damaged agent"
+    if checked.sha256 != _digest():
+        return "has an agent of another codl"
+    missing = [name for name in REQUIRED if not checked.packages.get(name)]
+    return f"has an agent without {', '.join(missing)}" if missing else ""
+
+
+def python_of(shell: DeviceShell) -> Python | None:
+    """The Python command in the launcher of a device's agent; None without an agent."""
+    try:
+        lines = shell.run(["cat", f"{shell.folder}/{LAUNCHER}"]).decode().splitlines()
+        *command, _, _ = shlex.split(lines[1])
+    except (ShellError, UnicodeDecodeError, ValueError, IndexError):
+        return None
+    return command or None
+
+
 def install(
     shell: DeviceShell,
     python: Python | None = None,
@@ -234,18 +249,21 @@ def install(
     packages: bool = True,
     wheel_folder: Path | None = None,
 ) -> Installed:
-    """Put this codl's agent on a device, unless it is there, and missing `packages`.
+    """Copy this codl's agent to a device if needed, and with `packages` the missing ones.
 
-    `python` is a command of Python 3.10 or later there, or the file of a build to put there (see
-    `codl.targets.python_build`); by default it is looked for. Wheels come from a folder or from
-    pip. Raises `DeviceError` where there is no Python, where the device has no room, or where a
-    file was damaged on its way.
+    `python` is a command of Python 3.10 or later on the device, or the file of a Python build to
+    copy there (see `codl.targets.python_build`); by default it is searched for. Wheels come from
+    `wheel_folder` or from pip. Raises `DeviceError` for a device without Python or room, and for a
+    damaged file.
     """
-    file, path = agent_file(), f"{shell.folder}/{ARCHIVE}"
-    chosen = _brought_python(shell, python) or _python(shell, python)
+    path = f"{shell.folder}/{ARCHIVE}"
     shell.run(["mkdir", "-p", shell.folder])
+    if python is not None and is_file_of_build(python[0]):
+        chosen: Python = bring(shell, python[0])
+    else:
+        chosen = _python(shell, python)
     checked, is_new = _checked(shell, chosen, path), False
-    if checked is None or checked.sha256 != file.sha256:
+    if checked is None or checked.sha256 != _digest():
         checked, is_new = _put(shell, chosen, path), True
     text = LAUNCH.format(python=shlex.join(chosen), archive=ARCHIVE)
     shell.write(f"{shell.folder}/{LAUNCHER}", text.encode())
@@ -255,24 +273,15 @@ def install(
         brought, fixes = _bring(shell, chosen, checked, wheel_folder)
         checked = _checked(shell, chosen, path) or checked
     fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
-    return Installed(path, len(file.content), file.build, is_new, checked, brought, fixes)
-
-
-def _brought_python(shell: DeviceShell, python: Python | None) -> Python | None:
-    """Put the named build of Python there; its command, or None where no build is named."""
-    if python is None or not is_file_of_build(python[0]):
-        return None
-    shell.run(["mkdir", "-p", shell.folder])
-    return bring(shell, python[0])
+    return Installed(path, len(agent_file()), build(), is_new, checked, brought, fixes)
 
 
 def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
-    """Replace the agent's file, and check it."""
+    """Replace the agent's file and check it."""
     shell.run(["sh", "-c", CLEAR, shell.folder])
-    shell.check_room(ROOM, "the agent")
-    shell.write(path, agent_file().content)
-    checked = _check(shell, python, path)
-    if checked.sha256 != agent_file().sha256:
+    shell.write(path, agent_file())
+    checked = _check(shell, *python, path)
+    if checked.sha256 != _digest():
         raise DeviceError(
             f"{path} on {shell.serial!r} is not the file that was sent: is there room on the "
             "device?"
@@ -283,7 +292,7 @@ def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
 def _bring(
     shell: DeviceShell, python: Python, checked: AgentCheck, wheel_folder: Path | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Bring missing packages; those that were brought, and fixes for the others."""
+    """Copy missing packages; returns the copied ones, and fixes for the others."""
     is_termux = "com.termux" in checked.executable
     device = DevicePython(
         checked.python, checked.machine, checked.libc, checked.abi, is_termux=is_termux
@@ -298,9 +307,6 @@ def _bring(
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
     if chosen:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        shell.check_room(len(content) + unpacked, f"its packages ({', '.join(names(chosen))})")
         shell.write(f"{shell.folder}/{BROUGHT}", content)
         add = [*python, f"{shell.folder}/{ARCHIVE}", "--add", sha256(content).hexdigest()]
         try:
@@ -311,12 +317,12 @@ def _bring(
 
 
 def names(wheels: Sequence[Path]) -> tuple[str, ...]:
-    """Packages and versions, such as `ncnn==1.2`."""
+    """Packages with versions, such as `ncnn==1.2`."""
     return tuple("==".join(name_of_wheel(wheel)) for wheel in wheels)
 
 
 def _python(shell: DeviceShell, wanted: Python | None) -> Python:
-    """The command of a Python 3.10 or later."""
+    """The command of a Python 3.10 or later on the device; raises `DeviceError` without one."""
     tried = []
     for command in (wanted,) if wanted else PYTHONS:
         try:
@@ -338,24 +344,202 @@ def _python(shell: DeviceShell, wanted: Python | None) -> Python:
         )
     raise DeviceError(
         f"There is no Python 3.10 or later on {shell.serial!r}; tried {', '.join(tried)}. Install "
-        "one, or say how it is started by --python, which without a value brings one to Android. "
-        "Where adb may not start Termux's, its sshd can."
+        f"one, or say how it is started by `codl agent install --serial {shlex.quote(shell.serial)}"
+        " --python bring`, which brings one to Android. Where adb may not start "
+        "Termux's, its sshd can."
     )
 
 
 def _checked(shell: DeviceShell, python: Python, path: str) -> AgentCheck | None:
-    """Check the agent's file; None where it does not run."""
+    """Check the agent's file; None if it does not run."""
     with suppress(DeviceError):
-        return _check(shell, python, path)
+        return _check(shell, *python, path)
     return None
 
 
-def _check(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
-    """Check the agent's file; raises `DeviceError` where it does not run."""
-    said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
+def _check(shell: DeviceShell, *agent: str) -> AgentCheck:
+    """Check the agent that a command starts; raises `DeviceError` if it does not run."""
+    said = shell.run([*agent, "--check"], limit_s=CHECK_S)
     try:
         return msgspec.json.decode(said, type=AgentCheck)
     except msgspec.MsgspecError as error:
         raise DeviceError(
-            f"{path} on {shell.serial!r} is not the file that was sent: it printed {said[:80]!r}."
+            f"{agent[-1]} on {shell.serial!r} is not the file that was sent: it printed "
+            f"{said[:80]!r}."
         ) from error
+
+
+# Wheels of missing packages, packed as importable folders.
+
+PIP_S = 600.0
+#: Oldest minor version of glibc with wheels, and its older platform tag.
+OLDEST_GLIBC, OLDEST_NAME = 17, "manylinux2014"
+MUSL = ("musllinux_1_2", "musllinux_1_1")
+#: Modules in a wheel's data folder; its other data is skipped.
+APART = re.compile(r"[^/]+\.data/(purelib|platlib)/(?P<path>.+)|(?P<data>[^/]+\.data)/.*")
+#: First Python with wheels for Android, and the oldest API level of their tags.
+ANDROID_PYTHON, OLDEST_LEVEL = (3, 13), 21
+ANDROID_ABIS = {
+    "aarch64": "arm64_v8a",
+    "armv7l": "armeabi_v7a",
+    "x86_64": "x86_64",
+    "i686": "x86",
+}
+#: Packages to fetch without dependencies: ncnn's, except NumPy, download models.
+ALONE = ("ncnn",)
+#: How to install packages without an Android wheel in Termux. Without these options, pip would
+#: recompile NumPy for pyopencl.
+TERMUX = {
+    "numpy": "`pkg install python-numpy`.",
+    "onnxruntime": "`pkg install python-onnxruntime`.",
+    "msgspec": "`pkg install clang`, then `pip install msgspec`.",
+    "ncnn": "`pkg upgrade` brings a Python for which there is one, then "
+    "`pip install --no-deps ncnn`.",
+    "pyopencl": "`pkg install python-numpy clang cmake ninja ocl-icd opencl-headers`, "
+    "`pip install scikit-build-core nanobind pytools`, then "
+    "`pip install --no-build-isolation --no-deps pyopencl`.",
+    "onnx": "`pkg install clang cmake ninja protobuf`, then `pip install onnx`.",
+}
+
+
+@dataclass(frozen=True)
+class DevicePython:
+    """A device's Python: `version` as in 3.11.2, `abi` as in cpython.
+
+    `libc` is its C library, as in `glibc 2.36` or, with Android's API level, `bionic 34`.
+    """
+
+    version: str
+    machine: str
+    libc: str
+    abi: str
+    is_termux: bool = False
+
+    @property
+    def short(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def is_android(self) -> bool:
+        return self.libc.startswith("bionic")
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Platform tags of wheels that run there, the best first; empty without any."""
+        is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
+        if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
+            return ()
+        if self.is_android:
+            return self._android_platforms()
+        if self.libc == "musl":
+            return tuple(f"{tag}_{self.machine}" for tag in MUSL)
+        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
+        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
+            return ()
+        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
+        return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
+
+    def _android_platforms(self) -> tuple[str, ...]:
+        level = re.fullmatch(r"bionic (\d{1,3})", self.libc, re.ASCII)
+        abi = ANDROID_ABIS.get(self.machine)
+        is_young = tuple(map(int, self.short.split("."))) >= ANDROID_PYTHON
+        if level is None or abi is None or not is_young:
+            return ()
+        return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
+
+    def fix(self, package: str) -> str:
+        """How to install a package there without a wheel."""
+        if self.is_termux:
+            return termux_fix(package)
+        if self.is_android:
+            return "name a folder with a wheel for it by --wheels, or use Termux's Python."
+        return f"`pip install {package}` there."
+
+
+def termux_fix(package: str) -> str:
+    """How to install a package without a wheel in Termux."""
+    return TERMUX.get(package, f"`pkg install clang cmake ninja`, then `pip install {package}`.")
+
+
+def fetch_wheels(
+    package: str, python: DevicePython, folder: Path, *, wheels: Path | None = None
+) -> str:
+    """Download the wheels of a package and its dependencies to a folder; returns a problem, or "".
+
+    With `wheels`, only that folder is searched.
+    """
+    where = f"Python {python.short} on {'Android, ' if python.is_android else ''}{python.machine}"
+    fix = python.fix(package)
+    if not python.platforms:
+        kind = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
+        return f"There are no wheels for {kind}: {fix}"
+    missing = f"No wheel for {where} was found"
+    files = [] if wheels is None else [f.name for f in wheels.glob("*.whl")]
+    of_it = sorted(name for name in files if package_name(name) == package)
+    if wheels is not None and not of_it:
+        return f"{missing} in {wheels}: {fix}"
+    if find_spec("pip") is None:
+        return "This Python has no pip to find wheels with: `python -m ensurepip`."
+    try:
+        done = subprocess.run(
+            _command(package, python, folder, wheels), capture_output=True, timeout=PIP_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"pip took longer than {PIP_S:g} s over it; name a folder of wheels by --wheels."
+    if not done.returncode:
+        return ""
+    if of_it:
+        return f"{missing} in {wheels}, which has {', '.join(of_it)}: {fix}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
+    return f"{missing} by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
+
+
+def _command(package: str, python: DevicePython, folder: Path, wheels: Path | None) -> list[str]:
+    source = ["--no-index", "--find-links", str(wheels)] if wheels else []
+    tags = [part for tag in python.platforms for part in ("--platform", tag)]
+    fixed = ["--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
+    fixed += ["--no-deps"] if package in ALONE else []
+    wanted = ["--implementation", "cp", "--python-version", python.short, *tags]
+    command = [sys.executable, "-m", "pip", "download", *fixed, *source, *wanted]
+    return [*command, "--dest", str(folder), package]
+
+
+def name_of_wheel(wheel: Path) -> tuple[str, str]:
+    """Normalized name and version of a wheel's package."""
+    _, version, *_ = wheel.name.split("-")
+    return package_name(wheel.name), version
+
+
+def package_name(file: str) -> str:
+    """Normalized name of the package in a wheel's file name."""
+    return re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower()
+
+
+def packed_wheels(wheels: Iterable[Path]) -> bytes:
+    """An archive with an importable folder `name==version` for each package."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for wheel in wheels:
+            name, version = name_of_wheel(wheel)
+            with zipfile.ZipFile(wheel) as content:
+                for path, member in _modules(content.namelist()):
+                    archive.writestr(f"{name}=={version}/{path}", content.read(member))
+    return stream.getvalue()
+
+
+def _modules(members: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Import paths of a wheel's modules, with their names in the wheel."""
+    for member in members:
+        apart = APART.fullmatch(member)
+        if not member.endswith("/") and (apart is None or apart["data"] is None):
+            yield (apart["path"] if apart else member), member
+
+
+def missing_wheels(wheels: Iterable[Path], installed: Mapping[str, str | None]) -> list[Path]:
+    """One wheel for each package without a version in `installed`."""
+    missing: dict[str, Path] = {}
+    for wheel in sorted(wheels):
+        if installed.get(name_of_wheel(wheel)[0]) is None:
+            missing[name_of_wheel(wheel)[0]] = wheel
+    return list(missing.values())

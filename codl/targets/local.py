@@ -1,4 +1,4 @@
-"""This process as a target: it opens the OpenCL device and pins the threads."""
+"""A target in this process, which opens the OpenCL device and pins threads."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from codl.boundary import BASE, PACKAGES, MissingPackageError
-from codl.errors import CodlError, CodlWarning, DeviceError, ForkError, UnknownNameError
+from codl.errors import (
+    BASE,
+    PACKAGES,
+    CodlError,
+    CodlWarning,
+    DeviceError,
+    ForkError,
+    MissingPackageError,
+    UnknownNameError,
+)
 from codl.ir.executable import Executable
-from codl.records.soc import Soc
-from codl.runtime import threads
+from codl.ir.records.soc import Soc
+from codl.machine import threads
+from codl.machine.conditions import SensorInfo, find_sensors
+from codl.machine.placement import ProbeResult
+from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
-from codl.runtime.host_handles import HostSession
 from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
-from codl.runtime.opencl import OpenClDevice, absent_device
-from codl.runtime.sensors import SensorInfo, find_sensors
-from codl.runtime.session import Session
-from codl.runtime.system_files import SYSTEM, SystemFiles
+from codl.runtime.opencl import HostDevice, OpenClDevice
+from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
+    from codl.ir.types import Processor
     from codl.kernels.tuning import Tuning
-    from codl.measure.batch import BatchRunner, MeasureBatch, Measurement
+    from codl.machine.conditions import ConditionReader
     from codl.measure.facts import Fact
-    from codl.measure.timing import Effort, TimedTogether
+    from codl.measure.runner import BatchRunner
+    from codl.measure.tasks import MeasureBatch, Measurement
+    from codl.measure.timing import Effort, Timed, TimedTogether
     from codl.measure.ui_frames import UiProbe
-    from codl.runtime.clock_settings import ClockSettings
-    from codl.runtime.conditions import ConditionReader
     from codl.runtime.loaded import Loaded
-    from codl.runtime.probe import ProbeResult
     from codl.targets.compile_workers import CompileWorkers
-    from codl.targets.measuring import Check, MeasureFacts, Tune, TuneFailure
+    from codl.targets.kernel_requests import Check, MeasureAtomics, Tune, TuneFailure
     from codl.targets.peers import PeerProcess
     from codl.targets.remote import RemoteTarget
 
 
 class LocalTarget(Target):
-    """This machine, in this process."""
+    """A target for this machine, in this process."""
 
     def __init__(
         self,
@@ -65,7 +73,7 @@ class LocalTarget(Target):
 
     @property
     def device(self) -> OpenClDevice:
-        """The SoC's OpenCL device, opened at the first call."""
+        """The SoC's OpenCL device, opened on demand."""
         return self._open()
 
     def fresh(self) -> RemoteTarget:
@@ -79,8 +87,6 @@ class LocalTarget(Target):
             self._workers.close()
         for name in ("_workers", "_measured", "_ui_probe"):
             vars(self).pop(name, None)
-        if "_clocks" in vars(self):
-            self._clocks.put_back()
 
     def ask(self, request: Request[Answer], on_event: EventHandler | None = None) -> Answer:
         with as_device_error(f"The request {type(request).__name__}"):
@@ -92,29 +98,18 @@ class LocalTarget(Target):
                 return self._fact(name)
             case requests.Probe(driver):
                 return _probe(driver)
-            case requests.SetGovernor(governor):
-                return self._clocks.hold(governor)
             case requests.ImportPackage(name):
                 return _import_package(name)
             case requests.Open(offer):
                 return self._open(offer).programs.identity
             case requests.UnpinnedRatios(cores):
-                from codl.runtime.detect import unpinned_ratios
+                from codl.measure.facts import unpinned_ratios
 
                 return unpinned_ratios(self.soc, cores)
-            case requests.Power(seconds):
-                from codl.measure.facts import measure_power
-
-                with self._measuring() as device:
-                    return measure_power(device, find_sensors(), seconds)
-            case requests.Pace(seconds):
-                from codl.measure.cool_down import pace
-
-                return pace(seconds)
         return self._answer_measuring(request, emit)
 
     def _fact(self, name: requests.FactName) -> object:
-        from codl.runtime import conditions, examination, hardware
+        from codl.machine import examination, hardware
 
         match name:
             case "machine":
@@ -124,55 +119,59 @@ class LocalTarget(Target):
                     sensors=tuple(SensorInfo(s.name, s.part) for s in sensors.sensors),
                     unreadable_sensors=sensors.unreadable,
                     chip=hardware.read_chip(self._files),
-                    thermometers=conditions.thermometers(self._files),
                 )
             case "examination":
                 return examination.examine(self._files)
             case "libraries":
-                return {name: examination.version_of(name) for name in examination.COMPUTING}
+                return {name: hardware.version_of(name) for name in hardware.COMPUTING}
             case "clocks_mhz":
                 return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
                 return self._machine.read()
             case "busy_cores":
-                from codl.runtime.detect import observe_cores
+                from codl.measure.facts import observe_cores
 
                 return observe_cores(self._open())
         raise self._unsupported(f"read {name!r}")
 
     def _answer_measuring(self, request: Request[Any], emit: EventHandler) -> object:
-        from codl.measure.op_runner import bench
         from codl.measure.runner import Bench
         from codl.targets import measuring
 
         match request:
-            case measuring.MeasureFacts():
-                return _measure_facts(request)
             case measuring.Compile(task, tuning):
                 runner = Bench(self._measured, "", tuning=tuning)
                 # All cores may compile: nothing is measured, and drivers compile on any thread.
                 threads.pin(threads.thread_ids(), self.soc.placement.cores)
                 runner.compile(task)
                 return None
-            case measuring.Bench(op, tuning, every):
-                with self._measuring() as device:
-                    return bench(device, op, tuning, every=every)
-            case measuring.DrawFrames(seconds):
-                return self._ui_probe.draw(seconds)
             case measuring.Measure(batch):
                 return self._measure(batch, emit)
-            case measuring.Tune():
+        return self._answer_of_kernels(request, emit)
+
+    def _answer_of_kernels(self, request: Request[Any], emit: EventHandler) -> object:
+        from codl.measure.op_runner import bench
+        from codl.targets import kernel_requests
+
+        match request:
+            case kernel_requests.MeasureAtomics():
+                return _measure_atomics(request)
+            case kernel_requests.Bench(op, tuning, every):
+                with self._measuring() as device:
+                    return bench(device, op, tuning, every=every)
+            case kernel_requests.DrawFrames(seconds):
+                return self._ui_probe.draw(seconds)
+            case kernel_requests.Tune():
                 with self._measuring() as device:
                     return _tune(device, request, emit)
-            case measuring.Check():
+            case kernel_requests.Check():
                 with threads.pinned_to(self.soc.placement.cpu_cores):
                     _check(self._open(), request, emit)
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
     def _measure(self, batch: MeasureBatch, emit: EventHandler) -> object:
-        from codl.measure.batch import BatchRunner
-        from codl.measure.runner import Bench
+        from codl.measure.runner import BatchRunner, Bench
         from codl.targets.measuring import MeasuredRow
 
         def send(kind: EventKind, index: int, one: Measurement | None) -> None:
@@ -212,7 +211,7 @@ class LocalTarget(Target):
 
     def load_on_cpu(self, executable: Executable) -> Loaded:
         lock = None if self._device is None else self._device.lock
-        return HostSession(executable, self.soc, lock=lock)
+        return host_session(executable, self.soc, lock=lock)
 
     @as_device_error("Reading binaries")
     def binaries(self, model: Any) -> Sequence[Binary]:
@@ -242,25 +241,26 @@ class LocalTarget(Target):
         anchors: Tuning | None = None,
         after_round: Callable[[], None] = lambda: None,
     ) -> TimedTogether:
-        from codl.measure import drift
-        from codl.measure.batch import time_together
-        from codl.measure.runner import Bench
-        from codl.measure.timing import timed
-        from codl.targets.peers import PeerProcess
+        from codl.measure.timing import time_together, timed
 
-        runs = {
-            name: model.run if isinstance(model, PeerProcess) else timed(model.run)
+        runs = {  # a peer times its runs itself
+            name: model.run if hasattr(model, "observed_cores") else timed(model.run)
             for name, model in models.items()
         }
         with self._measuring() as device:
-            beside = [] if anchors is None else drift.prepare(Bench(device, "", tuning=anchors))
+            beside: dict[tuple[str, Processor], Timed] = {}
+            if anchors is not None:
+                from codl.measure.runner import Bench
+
+                built = Bench(device, "", tuning=anchors).anchors()
+                beside = {anchor.anchor: anchor.timed for anchor in built}
             return time_together(
                 runs,
                 effort,
                 sensors=find_sensors().sensors if with_energy else (),
                 anchors=beside,
                 read=self._machine.read,
-                # Idle threads of a library may spin in the turn of another.
+                # Idle threads of a library may spin in another model's turn.
                 before_turn=threads.wait_until_idle,
                 after_round=after_round,
             )
@@ -274,6 +274,12 @@ class LocalTarget(Target):
             elif offer is not None:
                 self._device.programs.offer(offer)
             return self._device
+
+    @cached_property
+    def _ui_probe(self) -> UiProbe:
+        from codl.measure.ui_frames import UiProbe
+
+        return UiProbe(self._open())
 
     @cached_property
     def _workers(self) -> CompileWorkers:
@@ -291,36 +297,23 @@ class LocalTarget(Target):
 
     @cached_property
     def _measured(self) -> OpenClDevice:
-        """The device; a stand-in where none can be opened, so that the CPU can be measured."""
+        """The device, or a placeholder if none opens, so that the CPU side can be measured."""
         try:
             return self._open()
         except (DeviceError, MissingPackageError) as error:
-            return absent_device(self.soc, error)
+            return HostDevice.of(self.soc, error)
 
     @cached_property
     def _machine(self) -> ConditionReader:
-        from codl.runtime.conditions import ConditionReader
+        from codl.machine.conditions import ConditionReader
 
-        self._clocks.put_back_left()
         return ConditionReader(self.soc, self._files)
-
-    @cached_property
-    def _clocks(self) -> ClockSettings:
-        from codl.runtime.clock_settings import ClockSettings
-
-        return ClockSettings(self._files)
-
-    @cached_property
-    def _ui_probe(self) -> UiProbe:
-        from codl.measure.ui_frames import UiProbe
-
-        return UiProbe(self._open())
 
 
 def _probe(name: str) -> tuple[ProbeResult, ...]:
-    """The devices of one driver, which is loaded here, or of every driver."""
-    from codl.runtime.driver_search import find_drivers
-    from codl.runtime.probe import ProbeResult, look
+    """Devices of one driver, loaded in this process, or of every driver."""
+    from codl.machine.driver_search import find_drivers
+    from codl.runtime.probe import look
 
     if name:
         return (ProbeResult(name, tuple(look(name))),)
@@ -332,8 +325,7 @@ def _probe(name: str) -> tuple[ProbeResult, ...]:
 
 
 def look_at(driver: str) -> ProbeResult:
-    """The devices of a driver; a crash or a time-out of its process becomes an error."""
-    from codl.runtime.probe import ProbeResult
+    """Devices of a driver; a crash or time-out of its process becomes an error."""
     from codl.targets.client import ask_once
 
     try:
@@ -343,31 +335,26 @@ def look_at(driver: str) -> ProbeResult:
     return result
 
 
-def _measure_facts(request: MeasureFacts) -> tuple[Fact, ...]:
-    """Measure facts; one whose process crashes or hangs has no value, and a reason."""
-    from codl.measure.facts import FACTS, Fact
+def _measure_atomics(request: MeasureAtomics) -> Fact:
+    """Whether kernels see the host's writes; after a crash or a hang, a reason instead."""
+    from codl.measure.facts import SVM_ATOMICS, Fact, measure_svm_atomics
     from codl.runtime.probe import BareDevice
     from codl.targets.client import ask_once
 
-    facts: list[Fact] = []
-    for key in request.keys or FACTS:
-        if not request.apart:
-            facts.append(FACTS.find(key)(BareDevice.open(request.driver, request.device)))
-            continue
-        own = replace(request, keys=(key,), apart=False)
-        try:
-            facts.extend([*ask_once("the measuring process", own)])
-        except CodlError as error:
-            facts.append(Fact(key, None, str(error)))
-    return tuple(facts)
+    if not request.apart:
+        return measure_svm_atomics(BareDevice.open(request.driver, request.device))
+    try:
+        return ask_once("the measuring process", replace(request, apart=False))
+    except CodlError as error:
+        return Fact(SVM_ATOMICS, None, str(error))
 
 
 def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[TuneFailure, ...]:
+    from codl.ir.records.tuned import Choices
     from codl.kernels.tuning import Tuning
     from codl.measure.budget import Budget
     from codl.measure.tuner import tune
-    from codl.records.tuned import Choices
-    from codl.targets.measuring import TuneFailure
+    from codl.targets.kernel_requests import TuneFailure
 
     places = {task.key: at for at, task in enumerate(request.tasks)}
 
@@ -401,7 +388,7 @@ def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
 
 
 def _import_package(name: str) -> float:
-    """Import a package that codl depends on; the seconds that it took."""
+    """Import a package that codl depends on; returns the seconds taken."""
     modules = {package: module for packages in (BASE, *PACKAGES.values())
                for module, package in packages.items()}  # fmt: skip
     if name not in modules:

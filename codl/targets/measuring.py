@@ -1,59 +1,36 @@
-"""Requests that measure, and the checks of their results.
+"""Requests that measure tasks and time models, with checks of their results.
 
-Datasets are read for years, so a device can only add numbers for the tasks that it was sent.
+Datasets are read for years, so only numbers for the requested tasks are accepted from a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
-from codl.ir import Op
+from codl.ir.records.results import Conditions
 from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.measure import drift
-from codl.measure.batch import MeasureBatch, Measurement
-from codl.measure.check_variants import CheckTask
 from codl.measure.dataset import AnchorRow, Row
-from codl.measure.facts import Fact
-from codl.measure.tasks import Task
+from codl.measure.tasks import MeasureBatch, Measurement, Task
 from codl.measure.timing import Effort, TimedTogether
-from codl.measure.tuner import TuneTask
-from codl.measure.ui_frames import Drawn
-from codl.records.results import Conditions
-from codl.records.tuned import BenchRow, Refused, Trial, Tuned
-from codl.runtime.connection import FrameError
-from codl.targets.client import AgentLostError
+from codl.targets.connection import FrameError
 from codl.targets.wire import EventKind, Request
 
-T = TypeVar("T")
-#: Most letters of a text of a device that are kept.
+#: Most characters kept of a device's text.
 MOST_LETTERS = 300
-#: Most letters of a list.
+#: Most characters kept of a list.
 MOST_LISTED = 4000
 
 
 @dataclass(frozen=True)
-class MeasureFacts(Request[tuple[Fact, ...]]):
-    """Measure facts of an OpenCL device, each in a process of its own or all in this one.
-
-    All facts where `keys` is empty.
-    """
-
-    driver: str
-    device: str
-    keys: tuple[str, ...] = ()
-    apart: bool = True
-    limit_s = 1800.0
-
-
-@dataclass(frozen=True)
 class MeasuredRow:
-    """The row of a task, as a CSV file has it."""
+    """The row of a task, as in a CSV file."""
 
     row: dict[str, Any]
     is_disturbed: bool
@@ -61,11 +38,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class Measure(Request[tuple[tuple[AnchorRow, ...], Conditions]]):
-    """Measure a batch.
-
-    Tasks begin, are timed together, and are done with a `MeasuredRow`. The answer is the anchors
-    and the last conditions.
-    """
+    """Measure a batch, with a `MeasuredRow` per task; answers anchors and last conditions."""
 
     batch: MeasureBatch
     event = MeasuredRow
@@ -74,58 +47,11 @@ class Measure(Request[tuple[tuple[AnchorRow, ...], Conditions]]):
 
 
 @dataclass(frozen=True)
-class TuneFailure:
-    """A task for which no choice works, by its index among the tasks."""
-
-    index: int
-    reason: str
-    trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
-class Tune(Request[tuple[TuneFailure, ...]]):
-    """Search the choices of kernels; `begun` are results of searches that were cut short.
-
-    A task that is done has its `Tuned` result. The answer is the failures.
-    """
-
-    tasks: tuple[TuneTask, ...]
-    begun: tuple[Tuned, ...]
-    budget_s: float | None
-    limit_s = 600.0
-    event = Tuned
-
-
-@dataclass(frozen=True)
-class Check(Request[None]):
-    """Check kernel variants against the NumPy interpreter; a task is done with its problem."""
-
-    tasks: tuple[CheckTask, ...]
-    budget_s: float | None
-    event = str
-
-    @property
-    def limit_s(self) -> float:
-        """One that hangs should not outlast the budget by much; compiling may take 30 s."""
-        return 120.0 if self.budget_s is None else min(120.0, max(30.0, self.budget_s))
-
-
-@dataclass(frozen=True)
 class Compile(Request[None]):
     """Build and run the kernels of a task once."""
 
     task: Task
     tuning: Tuning
-    limit_s = 600.0
-
-
-@dataclass(frozen=True)
-class Bench(Request[tuple[list[BenchRow], list[Refused]]]):
-    """Measure an op in its kernel variants; the answer has those that were not measured, too."""
-
-    op: Op
-    tuning: Tuning
-    every: bool
     limit_s = 600.0
 
 
@@ -140,63 +66,9 @@ class Time(Request[TimedTogether]):
     limit_s = 300.0
 
 
-@dataclass(frozen=True)
-class DrawFrames(Request[Drawn]):
-    """Draw an interface at 60 Hz on the GPU for `seconds`."""
-
-    seconds: float
-
-    limit_s = property(lambda self: 60.0 + 2 * self.seconds)
-
-
-# Checks of events.
-
-
-class Remaining(Generic[T]):
-    """Tasks that agents work through; after one was lost with a task, another does the rest."""
-
-    def __init__(self, tasks: Sequence[T]) -> None:
-        self.tasks = list(tasks)
-        self._current: T | None = None
-
-    def work(
-        self, ask: Callable[[tuple[T, ...]], object], lost: Callable[[T, str], object]
-    ) -> None:
-        """Call `ask` with the tasks left until an agent finishes; `lost` gets a task that ends one.
-
-        Raises `AgentLostError` where an agent is lost before a task, or the connection is cut.
-        """
-        while self.tasks:
-            self._current = None
-            try:
-                ask(tuple(self.tasks))
-                return
-            except AgentLostError as error:
-                if self._current is None or error.is_blameless:
-                    raise
-                self.done(self._current)
-                lost(self._current, str(error))
-
-    def event(self, kind: EventKind, sent: Sequence[T], index: int) -> T:
-        """Note that a task begins or is done, by its index among those `sent`."""
-        if kind not in ("begin", "done") or not 0 <= index < len(sent):
-            raise FrameError(f"it sent {kind!r} of task {index} of {len(sent)}")
-        task = sent[index]
-        if task not in self.tasks:
-            raise FrameError(f"it sent {kind!r} of task {index}, which is done")
-        if kind == "done":
-            self.done(task)
-        else:
-            self._current = task
-        return task
-
-    def done(self, task: T) -> None:
-        self.tasks.remove(task)
-
-
 @dataclass
 class Arriving:
-    """Progress of an agent on a batch."""
+    """An agent's progress on a batch."""
 
     batch: MeasureBatch
     rows: dict[int, Measurement] = field(default_factory=dict)
@@ -204,7 +76,7 @@ class Arriving:
     is_timing: bool = False
 
     def on_event(self, kind: EventKind, index: int, measured: MeasuredRow | None) -> None:
-        """Note an event; raises `FrameError` for one that is not valid."""
+        """Record an event; raises `FrameError` for an invalid one."""
         count = len(self.batch.tasks)
         if kind == "timing":
             self.is_timing = True
@@ -231,7 +103,7 @@ class Arriving:
 
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
-    """The row of a task from its values; raises `FrameError` for values that are not valid."""
+    """The row of a task from its values; raises `FrameError` for invalid values."""
     blank = replace(task.row_template, run=run)
     try:
         row: Row = msgspec.convert(content, type(blank))
@@ -257,7 +129,7 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
 def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
     """Raise `FrameError` for rows that are not anchors of a run."""
     for row in rows:
-        is_known = drift.is_anchor(row.op) and row.processor in PROCESSORS
+        is_known = row.op in drift.TEXTS and row.processor in PROCESSORS
         if not is_known or row.run != run or row.status != "ok":
             raise FrameError(f"it sent {row.op!r} on {row.processor!r}, which is not an anchor")
         if not (isfinite(row.latency_ms) and row.latency_ms > 0):
@@ -265,6 +137,6 @@ def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
 
 
 def plain(text: str, most: int = MOST_LETTERS) -> str:
-    """A text of a device on one line of at most `most` letters, without control characters."""
+    """A device's text on one line of at most `most` characters, without control characters."""
     visible = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(visible.split())[:most]

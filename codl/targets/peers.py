@@ -1,7 +1,7 @@
-"""A peer: another library in an agent of its own, on the cores of both processors.
+"""Peers: other libraries, each in its own agent on the cores of both processors.
 
-Between runs it waits for its input. It answers a run only when its threads have stopped: threads
-of libraries spin for a while, which would disturb the next measurement.
+Between runs a peer waits for its input. It answers a run once its threads are idle: threads of
+libraries spin for a while, which would disturb the next measurement.
 """
 
 from __future__ import annotations
@@ -9,36 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread, get_native_id
 from time import perf_counter, process_time
 from typing import TypeVar
 
-from codl.boundary import explained
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, DeviceError, explained
 from codl.ir.plan import Plan
-from codl.measure.peers import PEERS, PeerJob
+from codl.machine import threads
+from codl.machine.placement import LocalSoc
+from codl.measure.peers import PEERS, THROUGHPUT_PEERS, PeerJob
 from codl.measure.timing import timed
-from codl.runtime import threads
-from codl.runtime.child import first_line, inherited
 from codl.runtime.drivers import COUNTS
-from codl.runtime.placement import LocalSoc
+from codl.targets.child import first_line, inherited
 from codl.targets.client import COMMAND, AgentClient
 from codl.targets.requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
 from codl.targets.wire import Arrays
 
-#: Variables by which libraries choose their threads. A peer gets its threads by its own options.
+#: Prefixes of variables that set libraries' threads. A peer gets its threads by its own options.
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)
-#: How long a peer is watched to see on which cores it works, and how often.
-OBSERVE_S, LOOK_S = 0.3, 0.005
+#: Seconds of observing a peer's cores.
+OBSERVE_S = 0.3
 T = TypeVar("T")
 
 
 class PeerProcess:
-    """A peer's agent, which is pinned to its cores from the start.
+    """A peer's agent, pinned to its cores from the start.
 
-    All methods raise `DeviceError` with the library's error, or how the process ended.
-    `observed_cores` are the cores on which its threads were seen working, `busy_cores` the mean
-    number of busy ones.
+    All methods raise `DeviceError` with the library's error or the end of the process.
+    `observed_cores` are the cores of its threads, `busy_cores` the mean number of busy ones.
     """
 
     def __init__(
@@ -74,10 +71,7 @@ class PeerProcess:
         self.observed_cores, self.busy_cores = self.agent.ask(FeedPeer(inputs))
 
     def run(self, runs: int) -> Sequence[float]:
-        """Run `runs` times in a row; the seconds of each, measured in the peer's process.
-
-        Raises `DeviceError` where its threads do not stop spinning.
-        """
+        """Seconds of each of `runs` runs; raises `DeviceError` for threads that keep spinning."""
         seconds, is_idle = self.agent.ask(RunPeer(runs))
         if not is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
@@ -89,21 +83,17 @@ class PeerProcess:
         return self.agent.ask(PeerOutputs())
 
     def close(self) -> None:
-        """End the process."""
         self.agent.close()
 
 
 def environment(count: int) -> Mapping[str, str]:
-    """This process's environment with the variables that set the threads of libraries replaced."""
+    """This process's environment, with other settings of libraries' threads."""
     kept = {name: v for name, v in inherited().items() if not name.startswith(VARIABLES)}
     return {**kept, "OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": "1"}
 
 
 class PeerHost:
-    """A peer in this process, with a folder for its files.
-
-    Errors of the library become a `DeviceError` with their first line.
-    """
+    """A peer in this process and its folder; the library's errors become `DeviceError`."""
 
     def __init__(
         self, name: str, model: bytes, soc: LocalSoc, cores: tuple[int, ...], plan: Plan | None
@@ -112,19 +102,20 @@ class PeerHost:
         folder = Path(self._folder.name)
         (folder / "model.onnx").write_bytes(model)
         job = PeerJob(folder / "model.onnx", cores, folder, soc, plan)
-        self._peer = _run(lambda: PEERS[name](job))
+        known = THROUGHPUT_PEERS if name in THROUGHPUT_PEERS else PEERS
+        self._peer = _run(lambda: known[name](job))
         self.version = str(self._peer.version)
 
     def feed(self, inputs: Arrays) -> tuple[tuple[int, ...], float]:
-        """Set the inputs and run once, then for a while; the cores, and how many were busy."""
+        """Set the inputs, run once, then for a while; returns the cores and the mean busy count."""
         _run(lambda: self._peer.feed(inputs))
         self.run(1)
         used, begin = process_time(), perf_counter()
-        cores = observed(lambda: _run(self._peer.run))
+        cores = threads.observed_cores(lambda: _run(self._peer.run), OBSERVE_S)
         return cores, (process_time() - used) / (perf_counter() - begin)
 
     def run(self, runs: int) -> tuple[tuple[float, ...], bool]:
-        """Run `runs` times; the seconds of each, and whether the library's threads stopped."""
+        """Run `runs` times; returns the seconds of each, and whether its threads went idle."""
         seconds = timed(lambda: _run(self._peer.run))(runs)
         return tuple(seconds), threads.wait_until_idle()
 
@@ -133,27 +124,8 @@ class PeerHost:
         return _run(self._peer.outputs)
 
     def close(self) -> None:
-        self._peer.close()
+        del self._peer
         self._folder.cleanup()
-
-
-def observed(work: Callable[[], object]) -> tuple[int, ...]:
-    """Repeat `work` for a while; the cores on which threads of this process were seen."""
-    stop, observer = Event(), threads.CoreObserver()
-
-    def watch() -> None:
-        observer.ignore(get_native_id())
-        while not stop.wait(LOOK_S):
-            observer.sample()
-
-    watcher = Thread(target=watch)
-    watcher.start()
-    begin = perf_counter()
-    while perf_counter() - begin < OBSERVE_S:
-        work()
-    stop.set()
-    watcher.join()
-    return tuple(sorted(observer.cores))
 
 
 def _run(work: Callable[[], T]) -> T:

@@ -1,20 +1,22 @@
-"""Python for a device without one: a build and its program, in the agent's folder.
+"""Python builds for devices without Python, with their program, in the agent's folder.
 
-python.org's builds for Android are a library and its modules: a folder `lib` with
-`libpython3.x.so` and `python3.x`. `codl.targets.elf` makes the program. A build is sent as one
-archive with a list of digests, by which a later check finds damage.
+python.org's builds for Android are a library and its modules: a folder `lib` with `libpython3.x.so`
+and `python3.x`. The program is made here. A build is sent as one archive, to a folder named by its
+digest: a folder that is there is whole.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import struct
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from urllib.error import URLError
@@ -24,17 +26,16 @@ from platformdirs import user_cache_dir
 
 from codl.errors import CodlError, DeviceError, InvalidFileError, UnsupportedError
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
-from codl.targets.elf import MACHINES, SharedLibrary, launcher, read_library
 
-#: In place of a file or a command: the build of python.org that fits the device.
+#: Value in place of a file or a command, for python.org's build that fits the device.
 BRING = "bring"
-#: Endings of the files of builds.
+#: File name suffixes of builds.
 ENDINGS = (".tar.gz", ".tgz", ".tar.xz", ".tar.zst", ".tar")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A build that python.org publishes, with the SHA-256 of its file."""
+    """A build published by python.org, with the SHA-256 of its file."""
 
     url: str
     sha256: str
@@ -45,7 +46,7 @@ class Published:
 
 
 SITE = "https://www.python.org/ftp/python/3.14.7/python-3.14.7"
-#: Builds for Android by machine. Wheels are found for their version.
+#: Builds for Android by machine. Wheels are searched for their version.
 PUBLISHED: Mapping[str, Published] = {
     "aarch64": Published(
         f"{SITE}-aarch64-linux-android.tar.gz",
@@ -60,27 +61,18 @@ FETCH_S = 60.0
 
 #: Path of the library, with the folders before `lib` in the archive.
 LIBRARY = re.compile(r"(?P<root>(?:[^/]+/)*)lib/libpython(?P<version>3\.\d+)\.so[.\d]*")
-#: Files that an agent never needs: folders, and modules whose libraries are not brought.
+#: Files that an agent never needs: folders, and modules whose libraries are not copied.
 LEFT_OUT = re.compile(
     r"(test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|pydoc_data|venv|config-[^/]*"
     r"|site-packages|dist-packages)/.*|(.*/)?__pycache__/.*"
     r"|lib-dynload/(_test|_tkinter|_ssl|_hashlib|_sqlite3|_ctypes_test|xx)[^/]*"
 )
-PROGRAM, MANIFEST = "bin/python3", "MANIFEST"
-#: Checks all files by their list, and the list by its digest; run by the Python of the build.
-CHECK = """\
-import hashlib, sys
-folder, wanted = sys.argv[1:]
-digest = lambda name: hashlib.sha256(open(folder + "/" + name, "rb").read()).hexdigest()
-lines = open(folder + "/MANIFEST").read().splitlines()
-bad = [n for d, n in (line.split("  ", 1) for line in lines) if digest(n) != d]
-print("same" if digest("MANIFEST") == wanted and not bad else "not the same", *bad[:3])
-"""
+PROGRAM = "bin/python3"
 UNPACK = (
     'rm -rf "$0.part" && mkdir -p "$0.part" && tar -x -f - -C "$0.part" '
     '|| { rm -rf "$0.part"; exit 1; }'
 )
-#: Puts a build in place of older ones.
+#: Replaces older builds with an unpacked one.
 PUT = (
     'for old in "$1"/python-*; do [ "$old" = "$0.part" ] || rm -rf "$old"; done; mv "$0.part" "$0"'
 )
@@ -89,7 +81,7 @@ CHECK_S, SEND_S = 120.0, 900.0
 
 @dataclass(frozen=True)
 class PythonBuild:
-    """Files by their names, for one kind of device; `name` is their folder there."""
+    """Files of a Python build by path, for one kind of device; `name` is its folder there."""
 
     source: str
     version: str
@@ -97,56 +89,38 @@ class PythonBuild:
     files: Mapping[str, bytes]
 
     @cached_property
-    def manifest(self) -> bytes:
-        lines = (f"{sha256(data).hexdigest()}  {name}\n" for name, data in self.files.items())
-        return "".join(lines).encode()
-
-    @property
-    def digest(self) -> str:
-        return sha256(self.manifest).hexdigest()
-
-    @property
-    def name(self) -> str:
-        return f"python-{self.version}-{self.digest[:16]}"
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on a disk with blocks of 4 KiB."""
-        return sum(-(-len(data) // 4096) * 4096 for data in self.files.values())
-
     def packed(self) -> bytes:
-        """A tar archive, uncompressed: some devices' tar reads no other."""
+        """An uncompressed tar archive, the only kind that some devices' tar reads."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for name, data in {**self.files, MANIFEST: self.manifest}.items():
+            for name, data in self.files.items():
                 member = tarfile.TarInfo(name)
                 member.size, member.mode = len(data), 0o755 if name == PROGRAM else 0o644
                 archive.addfile(member, io.BytesIO(data))
         return stream.getvalue()
 
+    @property
+    def name(self) -> str:
+        return f"python-{self.version}-{sha256(self.packed).hexdigest()[:16]}"
+
 
 def is_file_of_build(text: str) -> bool:
-    """Whether the value of `--python` is a build, and no command."""
+    """Whether the value of `--python` is a build rather than a command."""
     return text == BRING or text.endswith(ENDINGS)
 
 
 def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
-    """Put a build on a device unless it is there; the command that starts it.
+    """Copy a build to a device if needed; returns the command that starts it.
 
-    `text` is the file of a build, or `BRING` for python.org's. Raises `CodlError` where there is no
-    build, and `DeviceError` where the device has no room for it, or does not run it.
+    `text` is the file of a build, or `BRING` for python.org's. Raises `CodlError` for a missing
+    build, and `DeviceError` if the device has no room for it or does not run it.
     """
     build = _build_for(shell, text)
     folder = f"{shell.folder}/{build.name}"
-    if _check(shell, folder, build) != "same":
-        shell.check_room(build.disk_bytes, f"Python {build.version}")
-        shell.run(["sh", "-c", UNPACK, folder], stdin=build.packed(), limit_s=SEND_S)
+    if not shell.run(["sh", "-c", 'test -d "$0" && echo there || :', folder]):
+        shell.run(["sh", "-c", UNPACK, folder], stdin=build.packed, limit_s=SEND_S)
         try:
-            result = _check(shell, f"{folder}.part", build, is_there=True)
-            if result != "same":
-                raise DeviceError(
-                    f"{folder} on {shell.serial!r} is not what was sent ({result}): try again."
-                )
+            _check_starts(shell, f"{folder}.part/{PROGRAM}")
         except DeviceError:
             shell.run(["rm", "-rf", f"{folder}.part"])
             raise
@@ -155,19 +129,21 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
 
 
 def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
-    """The named build, or python.org's for the device; checked to fit the device."""
+    """The named build, or python.org's for the device; raises `DeviceError` if it does not fit."""
     machine = shell.run(["uname", "-m"]).decode().strip()
     if text == BRING:
         known = published(shell.serial, machine)
         _check_fits(shell, machine, known.name, SharedLibrary(machine, "bionic", ""))
         return read_build(fetch(known))
-    build = read_build(_checked_file(Path(text)))
+    if not Path(text).is_file():
+        raise CodlError(f"There is no file {text!r} with a build of Python.")
+    build = read_build(Path(text))
     _check_fits(shell, machine, build.source, build.library)
     return build
 
 
 def published(serial: str, machine: str) -> Published:
-    """The build for a device's machine; raises `UnsupportedError` where there is none."""
+    """python.org's build for a device's machine; raises `UnsupportedError` without one."""
     if machine not in PUBLISHED:
         raise UnsupportedError(
             f"python.org has no build for Android on {machine!r}, which {serial!r} is, but on "
@@ -177,7 +153,7 @@ def published(serial: str, machine: str) -> Published:
 
 
 def fetch(build: Published) -> Path:
-    """File of a build in the user's cache, fetched once; raises `CodlError` where that fails."""
+    """File of a build in the user's cache, downloaded once; raises `CodlError` on failure."""
     path = Path(user_cache_dir("codl")) / "pythons" / build.name
     if path.exists() and sha256(path.read_bytes()).hexdigest() == build.sha256:
         return path
@@ -190,30 +166,15 @@ def fetch(build: Published) -> Path:
             f"{build.url} cannot be fetched ({reason}): get it where there is a network, and name "
             f"the file by --python {build.name}."
         ) from error
-    _check_digest(build.url, content, build)
+    if (digest := sha256(content).hexdigest()) != build.sha256:
+        raise CodlError(
+            f"{build.url} is not the file that codl knows: its SHA-256 is {digest}, not "
+            f"{build.sha256}."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(content)
     return Path(part.name).replace(path)
-
-
-def _checked_file(path: Path) -> Path:
-    """A named file; one with the name of a published build must be that build."""
-    if not path.is_file():
-        raise CodlError(f"There is no file {str(path)!r} with a build of Python.")
-    for build in PUBLISHED.values():
-        if build.name == path.name:
-            _check_digest(str(path), path.read_bytes(), build)
-    return path
-
-
-def _check_digest(source: str, content: bytes, build: Published) -> None:
-    digest = sha256(content).hexdigest()
-    if digest != build.sha256:
-        raise CodlError(
-            f"{source} is not the file that codl knows: its SHA-256 is {digest}, not "
-            f"{build.sha256}; get it again from {build.url}."
-        )
 
 
 def read_build(path: Path) -> PythonBuild:
@@ -228,7 +189,7 @@ def read_build(path: Path) -> PythonBuild:
             modules = f"lib/python{match['version']}/"
             files = {}
             for name, member in _modules(members, match["root"] + modules):
-                with suppress(KeyError):  # a link to what the archive does not have
+                with suppress(KeyError):  # a link to a file missing in the archive
                     files[modules + name] = _content(archive, member)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise InvalidFileError(path, f"it is no archive of a build of Python: {error}.") from error
@@ -243,7 +204,7 @@ def read_build(path: Path) -> PythonBuild:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Content of a file; a link within the archive is followed."""
+    """Content of a file in an archive; follows links within the archive."""
     file = archive.extractfile(member)
     if file is None:
         raise tarfile.TarError(f"{member.name} is no file")
@@ -253,7 +214,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _modules(
     members: Mapping[str, tarfile.TarInfo], root: str
 ) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """Files under a folder that an agent may need, with their names in the folder."""
+    """Files below `root` that an agent may need, with their relative paths."""
     for name, member in members.items():
         rest = name.removeprefix(root)
         is_file = member.isfile() or member.issym() or member.islnk()
@@ -276,18 +237,11 @@ def _check_fits(shell: DeviceShell, machine: str, source: str, library: SharedLi
     )
 
 
-def _check(shell: DeviceShell, folder: str, build: PythonBuild, *, is_there: bool = False) -> str:
-    """Run the check of the Python in a folder; its output, empty where there is none.
-
-    Raises `DeviceError` where it `is_there` and does not run.
-    """
-    program = f"{folder}/{PROGRAM}"
-    command = [program, "-I", "-S", "-B", "-c", CHECK, folder, build.digest]
+def _check_starts(shell: DeviceShell, program: str) -> None:
+    """Raise `DeviceError` if a device does not start the Python of a build."""
     try:
-        return shell.run(command, limit_s=CHECK_S).decode(errors="replace").strip()
+        shell.run([program, "-I", "-S", "-B", "-c", "import os"], limit_s=CHECK_S)
     except ShellError as error:
-        if not is_there:
-            return ""
         reason = error.problem.partition(": ")[2].rstrip(".")
         if error.code == REFUSED:
             raise DeviceError(
@@ -298,3 +252,193 @@ def _check(shell: DeviceShell, folder: str, build: PythonBuild, *, is_there: boo
             f"{program} does not start on {shell.serial!r} ({reason}): name another build by "
             "--python, or use Termux's Python by its sshd."
         ) from error
+
+
+# The program: an ELF file for 64-bit Linux and Android, made without a compiler. It calls
+# `Py_BytesMain` with its arguments, and `exit` with the result. Both C libraries are initialised
+# before a program's first instruction.
+
+#: Functions called by the program.
+MAIN, EXIT = "Py_BytesMain", "exit"
+#: Folder of the libraries, beside the program's folder.
+RUNPATH = "$ORIGIN/../lib"
+#: Alignment of 64 KiB, for kernels with pages of 4, 16 or 64 KiB.
+PAGE = 0x10000
+#: Sizes of headers; kinds of segments, sections and entries by their names in ELF.
+HEADER, SEGMENT, SECTION, SYMBOL, RELOCATION = 64, 56, 64, 24, 24
+LOAD, DYNAMIC, INTERPRETER, PROGRAM_HEADERS, STACK = 1, 2, 3, 6, 0x6474E551
+NEEDED, HASH, STRINGS, SYMBOLS, RELA = 1, 4, 5, 6, 7
+RELA_SIZE, RELA_ENTRY, STRINGS_SIZE, SYMBOL_ENTRY = 8, 9, 10, 11
+RUNPATH_TAG, FLAGS, FLAGS_1 = 29, 30, 0x6FFFFFFB
+READ, WRITE, EXECUTE = 4, 2, 1
+GLOBAL_FUNCTION = 0x12
+#: Loader flags, without the flag for a program: older Androids warn of unknown flags.
+BIND_NOW, NOW = 8, 1
+#: Names of sections, padded to a multiple of 8 bytes; numbers of headers; bytes of two addresses.
+NAMES = b"\0.dynstr\0.dynamic\0.shstrtab\0".ljust(32, b"\0")
+SEGMENTS, SECTIONS, SLOTS = 6, 4, 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU architecture: its ELF number, its relocation of an address, and its loaders by libc."""
+
+    number: int
+    address: int
+    loaders: Mapping[str, str]
+
+
+MACHINES: Mapping[str, Machine] = {
+    "aarch64": Machine(
+        183, 1025, {"bionic": "/system/bin/linker64", "glibc": "/lib/ld-linux-aarch64.so.1"}
+    ),
+    "x86_64": Machine(
+        62, 6, {"bionic": "/system/bin/linker64", "glibc": "/lib64/ld-linux-x86-64.so.2"}
+    ),
+}
+#: File name of each C library.
+LIBC = {"bionic": "libc.so", "glibc": "libc.so.6"}
+CODE_SIZE = 64
+
+
+@dataclass(frozen=True)
+class SharedLibrary:
+    """A shared library's file name, with keys `machine` and `libc` of the tables above."""
+
+    machine: str
+    libc: str
+    name: str
+
+
+def read_library(name: str, content: bytes) -> SharedLibrary:
+    """Machine and C library of a shared library; raises `UnsupportedError` for others."""
+    if content[:6] != b"\x7fELF\x02\x01" or len(content) < HEADER:
+        raise UnsupportedError(
+            f"It is no shared library of 64 bits: it begins with {content[:6]!r}."
+        )
+    (number,) = struct.unpack_from("<H", content, 18)
+    machine = next((name for name, own in MACHINES.items() if own.number == number), None)
+    if machine is None:
+        raise UnsupportedError(
+            f"It is for machine {number} of ELF, not for {' or '.join(MACHINES)}."
+        )
+    libc = next((libc for libc, file in LIBC.items() if b"\0%s\0" % file.encode() in content), None)
+    if libc is None:
+        raise UnsupportedError(f"It needs none of {', '.join(LIBC.values())}.")
+    return SharedLibrary(machine, libc, name)
+
+
+def launcher(library: SharedLibrary) -> bytes:
+    """A program that starts Python; the library is in `lib` beside the program's folder.
+
+    It has two segments: one is read and executed; the other, one page later in memory, has the
+    addresses of the called functions and the entries for the loader.
+    """
+    machine = MACHINES[library.machine]
+    texts = library.name, LIBC[library.libc], RUNPATH, MAIN, EXIT
+    strings, (name, libc, runpath, *called) = _joined(texts)
+    symbols = bytes(SYMBOL) + b"".join(
+        struct.pack("<IBBHQQ", place, GLOBAL_FUNCTION, 0, 0, 0, 0) for place in called
+    )
+    loader = machine.loaders[library.libc].encode() + b"\0"
+    # The table finds nothing, as no symbol is defined here; loaders require one.
+    table = struct.pack("<6I", 1, len(called) + 1, 0, 0, 0, 0)
+    parts = [loader, table, symbols, strings, bytes(2 * RELOCATION), bytes(CODE_SIZE)]
+    at_loader, at_table, at_symbols, at_strings, at_moves, at_code, end = accumulate(
+        (_up(len(part)) for part in parts), initial=HEADER + SEGMENTS * SEGMENT
+    )
+    slots = end + PAGE
+    code = CODE[library.machine](at_code, slots)
+    parts[-2:] = _moves(machine, slots), code.ljust(CODE_SIZE, b"\0")
+    entries = [
+        *((NEEDED, name), (NEEDED, libc), (RUNPATH_TAG, runpath), (HASH, at_table)),
+        *((STRINGS, at_strings), (STRINGS_SIZE, len(strings))),
+        *((SYMBOLS, at_symbols), (SYMBOL_ENTRY, SYMBOL)),
+        *((RELA, at_moves), (RELA_SIZE, len(parts[-2])), (RELA_ENTRY, RELOCATION)),
+        *((FLAGS, BIND_NOW), (FLAGS_1, NOW), (0, 0)),
+    ]
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
+    segments = [
+        (PROGRAM_HEADERS, READ, HEADER, HEADER, SEGMENTS * SEGMENT, 8),
+        (INTERPRETER, READ, at_loader, at_loader, len(loader), 1),
+        (LOAD, READ | EXECUTE, 0, 0, end, PAGE),
+        (LOAD, READ | WRITE, end, slots, SLOTS + len(dynamic), PAGE),
+        (DYNAMIC, READ | WRITE, end + SLOTS, slots + SLOTS, len(dynamic), 8),
+        (STACK, READ | WRITE, 0, 0, 0, 16),
+    ]
+    body = b"".join(part.ljust(_up(len(part)), b"\0") for part in parts) + bytes(SLOTS) + dynamic
+    sections = _sections((at_strings, len(strings)), (end + SLOTS, len(dynamic)))
+    at_sections = end + SLOTS + len(dynamic) + len(NAMES)
+    return _head(machine, at_code, segments, at_sections) + body + NAMES + sections
+
+
+def _head(
+    machine: Machine, entry: int, segments: Sequence[tuple[int, ...]], at_sections: int
+) -> bytes:
+    """The file header, and segment headers of kind, flags, offset, address, size, alignment."""
+    head = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01",
+        *(3, machine.number, 1, entry, HEADER, at_sections, 0),
+        *(HEADER, SEGMENT, len(segments), SECTION, SECTIONS, SECTIONS - 1),
+    )
+    return head + b"".join(
+        struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, align)
+        for kind, flags, offset, address, size, align in segments
+    )
+
+
+def _sections(strings: tuple[int, int], dynamic: tuple[int, int]) -> bytes:
+    """Section headers of strings and loader entries, by offset and size; Android reads them."""
+    at_names = sum(dynamic)
+    rows = [
+        (0,) * 10,
+        (NAMES.index(b".dynstr"), 3, 2, strings[0], *strings, 0, 0, 1, 0),
+        (NAMES.index(b".dynamic"), 6, 3, dynamic[0] + PAGE, *dynamic, 1, 0, 8, 16),
+        (NAMES.index(b".shstrtab"), 3, 0, 0, at_names, len(NAMES), 0, 0, 1, 0),
+    ]
+    return b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in rows)
+
+
+def _joined(texts: Sequence[str]) -> tuple[bytes, list[int]]:
+    """A zero byte, then zero-terminated texts; returns also the offset of each text."""
+    ended = [text.encode() + b"\0" for text in texts]
+    *places, _ = accumulate(map(len, ended), initial=1)
+    return b"\0" + b"".join(ended), places
+
+
+def _moves(machine: Machine, slots: int) -> bytes:
+    """Relocations that write the addresses of both functions into their slots."""
+    return b"".join(
+        struct.pack("<QQq", slots + 8 * index, (index + 1) << 32 | machine.address, 0)
+        for index in range(2)
+    )
+
+
+def _up(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def _arm_code(at: int, slots: int) -> bytes:
+    """Machine code for a stack with the argument count and the arguments' addresses."""
+
+    def call(place: int, slot: int) -> tuple[int, int]:
+        return 0x58000010 | (slot - at - 4 * place) // 4 << 5, 0xD63F0200  # ldr x16, slot; blr x16
+
+    return struct.pack(
+        "<9I",
+        *(0xAA1F03FD, 0xAA1F03FE),  # mov x29, xzr; mov x30, xzr
+        *(0xF94003E0, 0x910023E1),  # ldr x0, [sp]; add x1, sp, 8
+        *(*call(4, slots), *call(6, slots + 8), 0xD4200000),  # brk 0
+    )
+
+
+def _intel_code(at: int, slots: int) -> bytes:
+    begin = b"\x31\xed\x48\x8b\x3c\x24\x48\x8d\x74\x24\x08"  # xor ebp, ebp; mov rdi, [rsp]; lea
+    first = begin + b"\xff\x15" + struct.pack("<i", slots - at - len(begin) - 6)
+    second = first + b"\x89\xc7"  # mov edi, eax
+    jump = struct.pack("<i", slots + 8 - at - len(second) - 6)
+    return second + b"\xff\x15" + jump + b"\xf4"
+
+
+CODE = {"aarch64": _arm_code, "x86_64": _intel_code}

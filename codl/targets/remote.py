@@ -1,4 +1,4 @@
-"""A target behind an agent, which is started again after it was lost."""
+"""A target behind an agent, with automatic restart of a lost agent."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
+from codl.ir.records.results import TimeSpan
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import require_local
 from codl.measure.timing import Effort, TimedTogether
-from codl.records.results import TimeSpan
-from codl.records.soc import Soc
-from codl.runtime.clock_settings import Governed
-from codl.runtime.connection import FrameError
 from codl.runtime.loaded import Binary, RefusedError, StepCallback, no_callback
-from codl.runtime.placement import require_local
 from codl.targets import requests
 from codl.targets.base import ColdStart, Target
-from codl.targets.client import COMMAND, AgentClient, AgentLostError, Fix
+from codl.targets.client import COMMAND, AgentClient, Fix
+from codl.targets.connection import AgentLostError, FrameError
 from codl.targets.measuring import Time
 from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 
 class RemoteModel:
-    """An executable that an agent has loaded; `inputs` and `outputs` are arrays of this process.
+    """An executable loaded by an agent; `inputs` and `outputs` are arrays of this process.
 
-    After the agent was lost, the next call starts another and loads the executable again.
+    After the loss of an agent, the next call starts a new one and reloads the executable.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class RemoteModel:
         self._keep(loaded)
 
     def run(self) -> None:
-        """Run one inference on `inputs`."""
+        """Run one inference on `inputs`, and copy the results to `outputs`."""
         with self.lock:
             inputs = {name: value.copy() for name, value in self.inputs.items()}
             self._reload()
@@ -78,12 +77,12 @@ class RemoteModel:
                 np.copyto(self.outputs[name], value)
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
-        """What each processor did when in one inference on `inputs`."""
+        """The spans of both processors in one inference on `inputs`."""
         with self.lock:
             return [*self._agent.ask(requests.Profile(self.handle(), layers))]
 
     def handle(self) -> int:
-        """The agent's handle, after the model was loaded and has run on `inputs`."""
+        """The agent's handle; loads the model and runs it on `inputs` first if needed."""
         self._reload()
         fed = self._fed
         if fed is None or any(
@@ -93,7 +92,7 @@ class RemoteModel:
         return self._handle
 
     def close(self) -> None:
-        """Release the agent's copy; the next run would load it again."""
+        """Release the agent's copy; the next run would reload it."""
         if self._generation == self._agent.generation and self._agent.pid is not None:
             try:
                 self._agent.ask(requests.Close(self._handle))
@@ -114,10 +113,9 @@ class RemoteModel:
 def load(
     agent: AgentClient, executable: Executable, on_step: StepCallback, *, tries: bool, on_cpu: bool
 ) -> requests.LoadedModel:
-    """Send an executable with the arrays that the agent does not have.
+    """Send an executable, with the arrays missing in the agent.
 
-    Raises `RefusedError` for kernels that the device refuses, and for one at which the agent
-    crashed or hung: it was the driver's last.
+    Raises `RefusedError` for refused kernels, and for a step in which the agent crashed or hung.
     """
     arrays: dict[str, NDArray[Any]] = {}
 
@@ -153,12 +151,12 @@ def load(
 
 
 def _is_same(array: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Compare bits, so that a NaN equals itself."""
+    """Bitwise equality, so that a NaN equals itself."""
     return np.array_equal(array.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
 class RemotePeer:
-    """A peer that an agent has started; it ends with the agent."""
+    """A peer started by an agent; it ends with the agent."""
 
     def __init__(
         self, agent: AgentClient, name: str, started: requests.StartedPeer, threads: int
@@ -168,7 +166,7 @@ class RemotePeer:
         self._agent, self._handle, self._generation = agent, started.handle, agent.generation
 
     def handle(self) -> int:
-        """The agent's handle; raises `DeviceError` where that agent has ended."""
+        """The agent's handle; raises `DeviceError` if that agent has ended."""
         if not self._is_running():
             raise DeviceError(f"{self.name} ended with the agent that had started it.")
         return self._handle
@@ -187,8 +185,8 @@ class RemotePeer:
 class RemoteTarget(Target):
     """A device behind an agent; `command` starts the agent, with frames on its pipes.
 
-    The agent may be a child of this process or run on a device over ssh or adb. `build`, `fixes`
-    and `cuts` are as in `AgentClient`.
+    The agent is a child of this process, or runs on a device over ssh or adb. `build`, `fixes` and
+    `cuts` are those of `AgentClient`.
     """
 
     def __init__(
@@ -232,7 +230,7 @@ class RemoteTarget(Target):
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """End requests inside after `seconds`, and the agent with them."""
+        """Limit requests inside to `seconds`; then end the agent."""
         with self.agent.within(seconds):
             yield
 
@@ -244,16 +242,6 @@ class RemoteTarget(Target):
 
     def _refuse(self, problem: str) -> CodlError:
         return self.agent.refuse(problem)
-
-    def set_governor(self, governor: str) -> Governed:
-        """Set it, also in every agent that replaces one that was lost."""
-        request = requests.SetGovernor(governor)
-        done = self.agent.ask(request)
-        self.agent.prelude = [
-            r for r in self.agent.prelude if not isinstance(r, requests.SetGovernor)
-        ]
-        self.agent.prelude.append(request)
-        return done
 
     # Running.
 
@@ -283,7 +271,7 @@ class RemoteTarget(Target):
         anchors: Tuning | None = None,
         after_round: Callable[[], None] = lambda: None,
     ) -> TimedTogether:
-        """Time models and peers; raises `AgentLostError` where the agent is lost meanwhile."""
+        """Time models and peers; raises `AgentLostError` if the agent is lost meanwhile."""
 
         def on_event(kind: EventKind, index: int, value: None) -> None:
             if kind != "round":
@@ -292,7 +280,7 @@ class RemoteTarget(Target):
 
         with self.agent.lock:
             for model in models.values():
-                model.handle()  # a model that is loaded again may replace the agent of another
+                model.handle()  # reloading a model may replace the agent of another
             handles = {name: model.handle() for name, model in models.items()}
             request = Time(handles, effort, with_energy, anchors)
             times = self.agent.ask(request, on_event)
@@ -303,5 +291,5 @@ class RemoteTarget(Target):
 
 
 def process_target(soc: Soc | None) -> RemoteTarget:
-    """This machine, by an agent in a child process, which a driver may crash."""
+    """This machine through an agent in a child process, which a driver may crash."""
     return RemoteTarget("process", COMMAND, soc)

@@ -1,6 +1,6 @@
-"""Requests to an agent about its process, its machine, and what it runs.
+"""Requests to an agent about its process, its machine, and its models and peers.
 
-Those that measure are in `codl.targets.measuring`, which an agent imports when it needs them.
+`codl.targets.measuring` and `codl.targets.measuring` have the requests that measure.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from typing import Any, Literal, TypeAlias
 
 from codl.ir.executable import Refusal
 from codl.ir.plan import Plan
-from codl.records.gpu_limits import LimitedGpu
-from codl.records.results import Conditions, TimeSpan
-from codl.records.soc import PowerW
-from codl.records.soc_facts import Chip
-from codl.runtime.clock_settings import Governed
-from codl.runtime.examination import Examination
-from codl.runtime.hardware import CpuFacts
+from codl.ir.records.gpu_limits import LimitedGpu
+from codl.ir.records.results import Conditions, TimeSpan
+from codl.ir.records.soc import Chip
+from codl.machine.conditions import SensorInfo
+from codl.machine.examination import Examination
+from codl.machine.hardware import CpuFacts
+from codl.machine.placement import LocalSoc, ProbeResult
 from codl.runtime.loaded import Binary, Footprint, Offer
-from codl.runtime.placement import LocalSoc
-from codl.runtime.probe import ProbeResult
-from codl.runtime.sensors import SensorInfo
 from codl.targets.wire import Arrays, Request
 
 # The process and its machine.
@@ -42,14 +39,12 @@ class TargetInfo:
     sensors: tuple[SensorInfo, ...]
     unreadable_sensors: dict[str, str] = field(default_factory=dict)
     chip: Chip = field(default_factory=Chip)
-    #: Temperature sensors of the processors, by the system's names.
-    thermometers: tuple[str, ...] = ()
 
 
 FactName: TypeAlias = Literal[
     "machine", "examination", "libraries", "clocks_mhz", "conditions", "busy_cores", "seconds"
 ]
-#: Types of the facts by their names. "seconds" are those spent on requests, by their names.
+#: Types of facts by name; "seconds" is the time spent on requests, by request name.
 FACT_TYPES: Mapping[FactName, Any] = {
     "machine": TargetInfo,
     "examination": Examination,
@@ -63,7 +58,7 @@ FACT_TYPES: Mapping[FactName, Any] = {
 
 @dataclass(frozen=True)
 class Facts(Request[Any]):
-    """Read a fact of the machine, or of the process."""
+    """Read a fact about the machine or the process."""
 
     name: FactName
 
@@ -74,9 +69,9 @@ class Facts(Request[Any]):
 
 @dataclass(frozen=True)
 class Probe(Request[tuple[ProbeResult, ...]]):
-    """Run a kernel on the devices of every OpenCL driver, each in a process of its own.
+    """Run a kernel on the devices of every OpenCL driver, each driver in its own process.
 
-    With a `driver`, this process loads it.
+    With a `driver`, the agent itself loads this driver.
     """
 
     driver: str = ""
@@ -84,15 +79,8 @@ class Probe(Request[tuple[ProbeResult, ...]]):
 
 
 @dataclass(frozen=True)
-class SetGovernor(Request[Governed]):
-    """Let a governor choose the clocks until the agent ends."""
-
-    governor: str
-
-
-@dataclass(frozen=True)
 class ImportPackage(Request[float]):
-    """Import a package; the answer is the seconds that it took."""
+    """Import a package; the answer is the seconds taken."""
 
     name: str
     limit_s = 120.0
@@ -100,49 +88,31 @@ class ImportPackage(Request[float]):
 
 @dataclass(frozen=True)
 class UnpinnedRatios(Request[tuple[float, ...]]):
-    """Compare the CPU side's threads on all of `cores` with its own, in turns."""
+    """Compare the CPU side's threads on all of `cores` with its threads on its own, in turns."""
 
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Power(Request[PowerW]):
-    """Measure the watts of no load, of each processor and of both, each over `seconds`."""
-
-    seconds: float
-
-    limit_s = property(lambda self: 60.0 + 4 * self.seconds)
-
-
-@dataclass(frozen=True)
-class Pace(Request[tuple[float, ...]]):
-    """Repeat the same work on one core for `seconds`; the answer is the seconds of each round."""
-
-    seconds: float
-
-    limit_s = property(lambda self: 60.0 + 4 * self.seconds)
-
-
-# Models and peers, which the agent holds by handle.
+# Models and peers, identified by handle in the agent.
 
 
 @dataclass(frozen=True)
 class Open(Request[dict[str, str]]):
-    """Open the OpenCL device of the SoC; the answer is the device and its driver."""
+    """Open the OpenCL device of the SoC; the answer identifies the device and its driver."""
 
     offer: Offer | None = None
 
 
 @dataclass(frozen=True)
 class MissingArrays(Request[tuple[str, ...]]):
-    """Find which of these arrays, by digest, the agent does not have."""
+    """Ask which arrays, by digest, the agent needs to be sent."""
 
     digests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Handle of a loaded executable, and what it takes."""
+    """Handle of a loaded executable, with its footprint and GPU limits."""
 
     handle: int
     footprint: Footprint
@@ -151,10 +121,10 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Load(Request[LoadedModel | tuple[Refusal, ...]]):
-    """Load an executable with the arrays that were missing; an event begins each step.
+    """Load an executable, with the arrays missing in the agent; an event begins each step.
 
     The answer is the model, or the kernels that the device refuses. With `tries` each kernel runs
-    once for a trial. `on_cpu` loads it without opening the device.
+    once as a trial. `on_cpu` loads without opening the device.
     """
 
     content: bytes
@@ -166,7 +136,7 @@ class Load(Request[LoadedModel | tuple[Refusal, ...]]):
 
 @dataclass(frozen=True)
 class Run(Request[Arrays]):
-    """Run a model once on these inputs; the answer is its outputs."""
+    """Run a model once on `inputs`; the answer is its outputs."""
 
     handle: int
     inputs: Arrays
@@ -175,7 +145,7 @@ class Run(Request[Arrays]):
 
 @dataclass(frozen=True)
 class Profile(Request[tuple[TimeSpan, ...]]):
-    """Run a model on its last inputs; the answer is what each processor did when."""
+    """Run a model on its last inputs; the answer is the spans of both processors."""
 
     handle: int
     layers: bool
@@ -184,14 +154,14 @@ class Profile(Request[tuple[TimeSpan, ...]]):
 
 @dataclass(frozen=True)
 class Binaries(Request[tuple[Binary, ...]]):
-    """Read the compiled programs of a model, and those that opening the device takes."""
+    """Read the compiled programs of a model and of opening the device."""
 
     handle: int
 
 
 @dataclass(frozen=True)
 class StartedPeer:
-    """Handle of a peer, its version, and how its threads worked in a first run."""
+    """Handle of a peer, its version, and the cores observed in a first run."""
 
     handle: int
     version: str
@@ -201,7 +171,7 @@ class StartedPeer:
 
 @dataclass(frozen=True)
 class StartPeer(Request[StartedPeer]):
-    """Start a peer for an ONNX model in a process of its own, and feed it."""
+    """Start a peer for an ONNX model in its own process, and send its inputs."""
 
     name: str
     model: bytes
@@ -212,7 +182,7 @@ class StartPeer(Request[StartedPeer]):
 
 @dataclass(frozen=True)
 class PeerOutputs(Request[Arrays]):
-    """Read the outputs of a peer's last run; 0 is the handle of the peer in its own process."""
+    """Read the outputs of a peer's last run; handle 0 is the peer in the agent's own process."""
 
     handle: int = 0
 
@@ -224,12 +194,12 @@ class Close(Request[None]):
     handle: int
 
 
-# A process that is a peer.
+# Requests to a process that is a peer.
 
 
 @dataclass(frozen=True)
 class BecomePeer(Request[str]):
-    """Make a peer of an ONNX model in this process; the answer is the library's version."""
+    """Turn this process into a peer for an ONNX model; the answer is the library's version."""
 
     name: str
     model: bytes
@@ -241,7 +211,7 @@ class BecomePeer(Request[str]):
 
 @dataclass(frozen=True)
 class FeedPeer(Request[tuple[tuple[int, ...], float]]):
-    """Feed the peer and run it for a while; the answer is its cores, and how many were busy."""
+    """Set the peer's inputs and run it for a while; the answer is its cores and mean busy count."""
 
     inputs: Arrays
     limit_s = 300.0
@@ -249,7 +219,7 @@ class FeedPeer(Request[tuple[tuple[int, ...], float]]):
 
 @dataclass(frozen=True)
 class RunPeer(Request[tuple[tuple[float, ...], bool]]):
-    """Run the peer; the answer is the seconds of each run, and whether its threads stopped."""
+    """Run the peer; the answer is the seconds of each run, and whether its threads went idle."""
 
     runs: int
     limit_s = 300.0

@@ -1,6 +1,6 @@
-"""Devices over ssh: boards and laptops, as `ssh://user@host:port`.
+"""Devices over ssh, such as boards and laptops, with serials `ssh://user@host:port`.
 
-The client is the system's `ssh` with the user's own configuration, keys and agent; the variable
+The client is the system's `ssh` with the user's configuration, keys and agent; the variable
 CODL_SSH_COMMAND names another, as in `ssh -F file`. It never asks for a password.
 """
 
@@ -14,16 +14,15 @@ from codl.errors import CodlError
 from codl.targets.checks import Check
 from codl.targets.device_shell import DeviceShell, client_check, shell_check
 
-SCHEME, VARIABLE = "ssh://", "CODL_SSH_COMMAND"
-PATTERN = "ssh://USER@HOST:PORT"
-#: Codl's folder there, relative to where the shell starts.
+VARIABLE = "CODL_SSH_COMMAND"
+#: codl's folder on the device, relative to the shell's start folder.
 FOLDER = ".codl"
 ADDRESS = re.compile(
     r"ssh://(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
     r"(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[1-9]\d{0,4}))?/?",
     re.ASCII,
 )
-#: A dead connection is noticed within half a minute; ssh asks nothing on a terminal.
+#: Options to notice a dead connection within half a minute, and to ask nothing on a terminal.
 OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=15",
@@ -41,18 +40,14 @@ FIXES = {
     "ended with code 255": CUT,
     "crashed (signal": "The ssh client on this machine was ended.",
 }
-#: Endings of a client that did not reach the device, or lost it.
+#: Errors of a client that did not reach the device, or lost it.
 CUTS = ("ended with code 255", "crashed (signal")
 
 SERVER = "Is an ssh server running there, and does `ssh` to it work by hand without a password?"
 
 
-def matches(serial: str) -> bool:
-    return serial.startswith(SCHEME)
-
-
 def shell_of(serial: str) -> DeviceShell:
-    """The shell at an address; raises `CodlError` for text that is no address."""
+    """The shell at an address; raises `CodlError` for an invalid address."""
     address = ADDRESS.fullmatch(serial)
     if address is None or int(address["port"] or 22) > 65535:
         raise CodlError(f"The serial must be like ssh://pi@board.local:22, got {serial!r}.")

@@ -1,7 +1,8 @@
-"""Messages between a host and an agent, and how values become JSON and blobs.
+"""Messages between a host and an agent, and their encoding as JSON and blobs.
 
-A request is a frozen dataclass of `codl.targets.requests` or `codl.targets.measuring`. It goes as
-JSON that is checked against its type hints; bytes and arrays go as blobs behind the JSON.
+Requests are frozen dataclasses of `codl.targets.requests`, `codl.targets.measuring` and
+`codl.targets.measuring`. They become JSON, checked against type hints; bytes and arrays
+become blobs after the JSON.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from numpy.typing import NDArray
 from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.runtime.connection import Blob, FrameError
+from codl.targets.connection import Blob, FrameError
 
 Answer = TypeVar("Answer")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
-#: Version of the messages; an agent of another version is refused.
+#: Version of the messages; an agent with another version is refused.
 VERSION = 3
-#: Element types that arrays may have. Types that hold pointers are refused.
+#: Permitted element types of arrays. Types with pointers are refused.
 ELEMENTS = frozenset({"bool", "float16", "float32", "float64", "uint8", "uint16", "uint32",
                       "uint64", "int8", "int16", "int32", "int64"})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Request(Generic[Answer]):
-    """Base of all requests: `Request[X]` is answered by an X, with events of `event` before it."""
+    """Base of all requests: a `Request[X]` is answered by an X, after events that carry `event`."""
 
-    #: Seconds that may pass from one message of the agent to the next; a property where it depends.
+    #: Most seconds between two messages of the agent; a property if it depends on the request.
     limit_s: ClassVar[Any] = 60.0
-    #: Type of the value that an event carries.
+    #: Type of the value in an event.
     event: ClassVar[Any] = type(None)
 
     @property
     def answer(self) -> Any:
-        """Type of the answer: the parameter of the base class."""
+        """Type of the answer: the base class's parameter."""
         (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]
         return get_args(base)[0]
 
@@ -67,7 +68,7 @@ class Message(
 
 
 class RequestMessage(Message, frozen=True):
-    """A request by the name of its class; the only message to an agent."""
+    """A request with its class name; the only kind of message to an agent."""
 
     kind: str
     content: msgspec.Raw
@@ -76,7 +77,7 @@ class RequestMessage(Message, frozen=True):
 class Hello(Message, frozen=True):
     """First message of an agent; `begin` and `ready` are its clock at its start and now.
 
-    `build` identifies the agent file; empty for an agent that runs from a checkout.
+    `build` identifies the agent file; empty for an agent in a checkout.
     """
 
     version: int
@@ -94,10 +95,7 @@ EventHandler: TypeAlias = Callable[[EventKind, int, Any], object]
 
 
 class Event(Message, frozen=True):
-    """Progress on a request: task or step `index` begins or is done, or a round of timing ends.
-
-    `content` is the value of a task that is done.
-    """
+    """Start or end (with `content`) of task or step `index`, or the end of a timing round."""
 
     kind: EventKind
     index: int
@@ -105,19 +103,19 @@ class Event(Message, frozen=True):
 
 
 class Warned(Message, frozen=True):
-    """A `CodlWarning` that was issued while the request was worked on."""
+    """A `CodlWarning` issued during a request."""
 
     text: str
 
 
 class Answered(Message, frozen=True):
-    """The answer, which ends a request."""
+    """The answer, as the last message of a request."""
 
     value: msgspec.Raw
 
 
 class Failed(Message, frozen=True):
-    """The error that ends a request; `kind` is the name of its class."""
+    """The error that ends a request; `kind` is its class name."""
 
     kind: str
     text: str
@@ -132,7 +130,7 @@ def encode(form: Form, value: Any) -> tuple[msgspec.Raw, list[bytes | memoryview
     places: dict[int, int] = {}
 
     def put(source: object, blob: bytes | memoryview) -> int:
-        """Add a blob once, however often it is referred to."""
+        """Add a blob once per source object, and return its index."""
         if id(source) not in places:
             places[id(source)] = len(blobs)
             blobs.append(blob)
@@ -154,7 +152,7 @@ def encode(form: Form, value: Any) -> tuple[msgspec.Raw, list[bytes | memoryview
 def decode(form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]) -> Any:
     """Decode a value; arrays are views of the blobs.
 
-    Raises `FrameError` for a value of another type, and `CodlError` for blobs that do not fit.
+    Raises `FrameError` for a value of another type, and `CodlError` for missing or extra blobs.
     """
     used: set[int] = set()
 
@@ -203,14 +201,14 @@ def _array(record: SentArray, blob: Blob) -> NDArray[Any]:
 
 
 class Content:
-    """Bytes, sent as a blob: msgspec would write them as base64."""
+    """Bytes to send as a blob; msgspec would encode them as base64."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
 
 class SentArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An array, whose elements are a blob."""
+    """A reference to an array, whose elements are a blob."""
 
     type: str
     shape: tuple[int, ...]
@@ -218,7 +216,7 @@ class SentArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SentOp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An op as text, and the model of an `OnnxModel`."""
+    """An op as text, with the model of an `OnnxModel`."""
 
     text: str
     model: Content | None
@@ -229,7 +227,7 @@ def _same(value: Any) -> Any:
 
 
 class Form(NamedTuple):
-    """How values of a type are sent: a type that msgspec reads, and conversions to and from it."""
+    """Wire form of a type: the type that msgspec reads, and conversions to and from it."""
 
     sent: Any
     send: Callable[[Any], Any] = _same
@@ -241,7 +239,7 @@ class Form(NamedTuple):
 
 
 def _form_of(hint: Any) -> Form:
-    """The form of a type hint: the hint itself where msgspec can send all parts of it."""
+    """The form of a type hint: the hint itself if msgspec supports all of its parts."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _form_of_union(hint, parts)
@@ -289,7 +287,7 @@ def _form_of_list(inner: Form, kind: Callable[[Any], Any]) -> Form:
 
 
 def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
-    """The form of a union: a tag names the class where several members are dataclasses."""
+    """The form of a union: a tag names the class if several members are dataclasses."""
     classes = [part for part in parts if isinstance(part, type) and is_dataclass(part)]
     if len(classes) > 1:
         forms = {part: _form_of_dataclass(part, tag_field="is", tag=True) for part in classes}
@@ -311,7 +309,7 @@ def _form_of_union(hint: Any, parts: Sequence[Any]) -> Form:
 
 @cache
 def form_of_request(cls: Any) -> Form:
-    """The form of a class of requests, which refuses unknown fields."""
+    """The form of a request class, which refuses unknown fields."""
     return _form_of_dataclass(cls, forbid_unknown_fields=True)
 
 
@@ -345,8 +343,8 @@ def _taken_op(sent: SentOp) -> Op:
 
 
 def _form_of_tuning(cls: Any) -> Form:
-    """The form of a `Tuning`: its choices, without the trials."""
-    from codl.records.tuned import Choices
+    """The form of a `Tuning`: its choices without the trials."""
+    from codl.ir.records.tuned import Choices
 
     return Form(Choices, lambda tuning: tuning.choices, cls.of_choices)
 
@@ -358,7 +356,7 @@ def _form_of_plan(cls: Any) -> Form:
 
 
 def _form_of_kernel_task(cls: Any) -> Form:
-    """The form of a task of an op and a variant: the variant is sent by its name."""
+    """The form of a task with op and variant, which is sent by name."""
     from codl.kernels import registry
 
     hints = get_type_hints(cls)
@@ -376,7 +374,7 @@ def _form_of_kernel_task(cls: Any) -> Form:
     return Form(inner.sent, send, take)
 
 
-#: Forms of classes by their names: an agent starts without importing their modules.
+#: Forms of classes by qualified name, so that an agent starts without importing their modules.
 SPECIAL: Mapping[str, Callable[[Any], Form]] = {
     "codl.kernels.tuning.Tuning": _form_of_tuning,
     "codl.ir.plan.Plan": _form_of_plan,

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -23,66 +22,61 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
-from codl.evaluation.closeness import Closeness, is_right, kinds, worst
 from codl.frontend.convert import Source
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
+from codl.ir.records.results import Checked
+from codl.ir.records.soc import Soc
 from codl.ir.types import arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.machine.examination import memory_of
 from codl.measure.budget import Budget
-from codl.measure.check_variants import OF_HALVES, OF_OTHERS, OF_WINOGRAD
+from codl.measure.closeness import (
+    OF_HALVES,
+    OF_OTHERS,
+    OF_WINOGRAD,
+    Closeness,
+    closeness,
+    is_right,
+    kinds,
+    worst,
+)
 from codl.measure.inputs import SEED, random_inputs
 from codl.plan.build_plan import with_fallbacks
-from codl.records.results import Checked
-from codl.records.soc import Soc
-from codl.runtime.examination import memory_of
 from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
 from codl.validate.references import BY_OPS, ModelAndSource, Values, outputs_by_ops
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import (
-    COSINE,
-    ModelUnderTest,
-    Outputs,
-    closeness_of,
-    usual_cosine,
-    validate,
-    variants_of,
-)
+from codl.validate.validation import COSINE, ModelUnderTest, Outputs, usual_cosine, validate
 
-#: Seconds for ops one by one, and for what stands in for those that are wrong.
+#: Seconds to check ops one by one, and to search fallbacks for wrong ones.
 BUDGET_S = 300.0
-#: How much larger the inputs are that show the effect of rounding, and how many times that effect a
-#: plan's outputs may be off.
+#: Relative change of inputs that shows the effect of rounding, and the factor of this effect that
+#: counts as rounding.
 NUDGE, SPREAD = 1e-6, 10.0
-#: The reference holds the weights once more, and reading a file takes as much again.
+#: Memory over that of weights: the reference holds them once more, and reading takes as much.
 MEMORY = 3
 #: Modes of `eltwise` that are not defined on all numbers.
 PARTIAL = ("acos", "acosh", "asin", "atanh", "div", "log", "pow", "reciprocal", "sqrt")
 
 
 @dataclass
-class EngineBuilder:
-    """Builds engines of a plan, again where ops are to run in other variants.
-
-    A layer of which the device refuses every kernel goes to the CPU, with a `CodlWarning`; of a
-    plan that is to be `strict` that is an error.
-    """
+class _Builder:
+    """Builds engines of a plan, each with some ops moved to other variants."""
 
     network: Network
     plan: Plan
     target: Target
-    tuning: Tuning = Tuning()
-    recovers: bool = False
-    strict: bool = False
+    tuning: Tuning
+    recovers: bool
+    strict: bool
     _moved: list[OpFallback] = field(default_factory=list)
 
     def build(self, fallbacks: Sequence[OpFallback] = ()) -> Engine:
-        """The engine of the plan with these fallbacks."""
         network = self.network
         while True:
             chosen = self.plan
@@ -108,33 +102,30 @@ def checked_engine(
     recovers: bool = False,
     strict: bool = False,
 ) -> Engine:
-    """An engine of a plan, compared with its source where there is one; see `first_check`."""
-    builder = EngineBuilder(network, plan, target, tuning, recovers, strict)
-    engine = builder.build()
-    return engine if source is None else first_check(engine, builder, source)
+    """A plan's engine, checked against the `source` of its network, if any.
 
-
-def first_check(engine: Engine, builder: EngineBuilder, source: Source) -> Engine:
-    """The engine, or one in its place whose outputs are right; `checked` says how close they are.
-
-    The network was read from `source`. Verdicts are cached. If the plan is wrong, ops run in other
-    variants, with one `CodlWarning`. Raises `WrongResultError` if that does not help, or at once if
-    the builder is `strict`.
+    `checked` of the engine has the verdict, which is cached. If the plan is wrong, ops run in other
+    variants, with one `CodlWarning`; a layer whose kernels the device all refuses goes to the CPU,
+    with another. Raises `WrongResultError` if that does not help. If `strict`, every error is
+    raised at once.
     """
-    network, target, begin = builder.network, builder.target, perf_counter()
+    builder = _Builder(network, plan, target, tuning, recovers, strict)
+    engine = builder.build()
+    if source is None:
+        return engine
+    begin = perf_counter()
     with _closed_on_error(engine):
         slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
             checked = Checked("", reason=reason)
-        elif checked is not None and checked.fallbacks and builder.strict:
+        elif checked is not None and checked.fallbacks and strict:
             raise wrong(network, str(checked.fallbacks[0]))
         if checked is None:
             check_order(engine.executable)
     if checked is None:
-        engine, checked = _Comparison(
-            ModelAndSource.again(source, network), builder, engine.plan
-        ).run(engine)
+        model = ModelAndSource.again(source, network)
+        engine, checked = _Comparison(model, builder, engine.plan).run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
         checked = replace(checked, ms=1e3 * (perf_counter() - begin))
@@ -147,7 +138,7 @@ def first_check(engine: Engine, builder: EngineBuilder, source: Source) -> Engin
 
 
 def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | None:
-    """The layer on the CPU, in its usual variant there; None where it has none."""
+    """The fallback of a layer to its default CPU variant; None without one."""
     layer = next((layer for layer in network.layers if layer.name == error.layer), None)
     variants = registry.variants(layer.op, "cpu", soc) if layer else ()
     if not variants:
@@ -160,27 +151,27 @@ def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | No
 class _Comparison:
     """Compares a model's plan with its reference, and finds fallbacks if they disagree."""
 
-    def __init__(self, model: ModelAndSource, builder: EngineBuilder, plan: Plan) -> None:
+    def __init__(self, model: ModelAndSource, builder: _Builder, plan: Plan) -> None:
         self._model, self._builder = model, builder
         self._samples, self._right, self._by = _references(model)
-        self._cosine = usual_cosine(builder.network, variants_of(plan))
-        #: How far rounding moves the reference, by sample that looked wrong and by output.
+        self._cosine = usual_cosine(builder.network, plan)
+        #: Effect of rounding on the reference, by number of a suspicious sample and by output.
         self._noise: dict[int, Mapping[str, Closeness]] = {}
-        #: Outputs that chance decides.
+        #: Names of outputs that rounding decides.
         self._ignored: frozenset[str] = frozenset()
-        #: The error that is allowed once every op was found right by itself.
+        #: The allowed error once every op was found right alone.
         self._least = 0.0
         #: The largest error that counted as right so far.
         self._taken = 0.0
 
     def run(self, engine: Engine) -> tuple[Engine, Checked]:
-        """The engine, or one with fallbacks that is right, and the verdict."""
+        """A right engine, with fallbacks if needed, and the verdict."""
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
             with _closed_on_error(engine):
                 close, miss = self._compare(engine)
                 while miss is not None and miss[1] not in self._noise:
-                    self._look_at(miss[1])
+                    self._find_noise(miss[1])
                     close, miss = self._compare(engine)
                 if miss is not None and self._least:
                     raise wrong(self._model.network, close)
@@ -198,21 +189,21 @@ class _Comparison:
             self._by,
             close.cosine,
             close.max_rel_err,
-            reason=self._model.doubt(self._by),
+            reason=self._model.doubt,
             fallbacks=fallbacks,
             limit=max(self._taken, self._least),
             ignored=tuple(sorted(self._model.network.outputs.keys() - compared)),
         )
 
     def _compare(self, engine: Engine) -> tuple[Closeness, tuple[Plan, int, float] | None]:
-        """How close outputs are; and for a miss the plan, the sample and the limit."""
+        """Closeness of the outputs; for a miss also the plan, the sample's number and the limit."""
         seen: list[Closeness] = []
         limit = max(self._least, limit_of(engine.executable))
-        # What a run gave must be there after the next.
+        # The next run overwrites outputs, so they are copied.
         results = [engine(sample) for sample in self._samples]
         for number, (got, right) in enumerate(zip(results, self._right, strict=True)):
             for name in right.keys() - self._ignored:
-                seen.append(closeness_of(got[name], right[name]))
+                seen.append(closeness(got[name], right[name]))
                 if not self._is_right(number, name, seen[-1], limit):
                     return seen[-1], (engine.plan, number, limit)
         return worst(seen), None
@@ -225,11 +216,8 @@ class _Comparison:
         self._taken = max(self._taken, limit)
         return is_right(close, cosine, limit)
 
-    def _look_at(self, number: int) -> None:
-        """Find the undefined elements of a sample's outputs, and the effect of rounding.
-
-        Outputs that differ between two runs of the reference are ignored.
-        """
+    def _find_noise(self, number: int) -> None:
+        """Find a sample's undefined elements and effect of rounding; ignore unstable outputs."""
         sample, right = self._samples[number], self._right[number]
         self._noise[number] = {}
         if self._by == BY_OPS:
@@ -241,11 +229,11 @@ class _Comparison:
         self._ignored |= {
             name
             for name, value in right.items()
-            if not is_right(closeness_of(again[name], value), self._cosine, OF_OTHERS)
+            if not is_right(closeness(again[name], value), self._cosine, OF_OTHERS)
         }
         random = np.random.default_rng(SEED)
 
-        def nudged(value: NDArray[Any]) -> NDArray[Any]:  # as float32 that is in the last bits
+        def nudged(value: NDArray[Any]) -> NDArray[Any]:  # in float32, the last bits
             return value * (1 + NUDGE * random.choice((-1.0, 1.0), value.shape))
 
         others = (
@@ -253,15 +241,15 @@ class _Comparison:
             self._model.outputs(sample, optimised=True),
         )
         self._noise[number] = {
-            name: worst(closeness_of(other[name], value) for other in others if other is not None)
+            name: worst(closeness(other[name], value) for other in others if other is not None)
             for name, value in right.items()
         }
 
-    def _leave_out_chaos(self) -> None:
-        """Leave out outputs, by sample, whose value rounding decides."""
+    def _ignore_unstable(self) -> None:
+        """Ignore outputs whose value rounding decides, by sample."""
         for number in range(len(self._samples)):
             if number not in self._noise:
-                self._look_at(number)
+                self._find_noise(number)
             noise = self._noise[number]
             self._right[number] = {
                 name: value
@@ -270,10 +258,10 @@ class _Comparison:
             }
 
     def _defined(self, sample: Values, right: Outputs) -> Outputs:
-        """Reference outputs, masked where ONNX does not define them.
+        """Reference outputs, masked where ONNX leaves their value undefined.
 
-        There an op made NaN, which a maximum behind it may drop. ONNX Runtime does so for some
-        positions in a tensor.
+        An op made NaN there, which a later maximum may drop, as ONNX Runtime does at some
+        positions.
         """
         network = self._model.network
         is_partial = any(isinstance(x.op, Eltwise) and x.op.mode in PARTIAL for x in network.layers)
@@ -290,24 +278,22 @@ class _Comparison:
         return {name: masked(name, value) for name, value in right.items()}
 
     def _remedy(self, plan: Plan, number: int, limit: float) -> tuple[OpFallback, ...]:
-        """The fallbacks that make the plan right; none if every op is right by itself.
-
-        Raises `WrongResultError` if they are not enough.
-        """
+        """Fallbacks for wrong ops, if any; raises `WrongResultError` if they do not suffice."""
         network = self._model.network
         self._least = OF_HALVES if limit > OF_WINOGRAD else OF_WINOGRAD
-        self._leave_out_chaos()
+        self._ignore_unstable()
         order = sorted(range(len(self._samples)), key=lambda place: place != number)
         samples = [self._samples[place] for place in order]
         target, tuning = self._builder.target, self._builder.tuning
-        tested = ModelUnderTest(self._model, target, tuning, samples, self._ignored)
-        tested.expect([self._right[place] for place in order])
+        tested = ModelUnderTest(self._model, target, tuning, samples)
+        right = [self._right[place] for place in order]
+        tested.expect([{k: v for k, v in x.items() if k not in self._ignored} for x in right])
         time = Budget(BUDGET_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodlWarning)
             checked = validate(tested, plan, limit=self._least, budget=time)
             if not checked.is_wrong:
-                # Where ops are right and what one reads is not, that is lost on its way there.
+                # Right ops with a wrong tensor between them: a transfer or a copy loses it.
                 so_far = checked.ops.accumulated.values()
                 if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
@@ -323,25 +309,19 @@ class _Comparison:
 def _references(model: ModelAndSource) -> tuple[list[Values], list[Outputs], str]:
     """Samples, their reference outputs, and the name of the reference.
 
-    The first sample has values as images have, the second both signs, and the third the opposite
-    signs: operators differ for negative numbers, and every element is negative once.
+    The first sample is non-negative like images, the second has both signs, and the third the
+    opposite signs. Operators differ for negative numbers, and every element is negative once.
     """
     usual = random_inputs(model.network)
     samples: list[Values] = [model.shaped(usual)]
     if any(value.dtype.kind == "f" for value in usual.values()):
-        for factor in (4, -4):
-            spread = _with_floats(usual, partial(_around_zero, factor))
-            samples.append(model.shaped(spread))
+        both = _with_floats(usual, lambda value: 4 * (value - 0.5))
+        samples += [model.shaped(both), model.shaped(_with_floats(both, np.negative))]
     right = [model.outputs(sample) for sample in samples]
     if right[0] is None:
         return samples[:1], [outputs_by_ops(model.network, samples[0])], BY_OPS
     pairs = [(x, y) for x, y in zip(samples, right, strict=True) if y is not None]
     return [x for x, _ in pairs], [y for _, y in pairs], model.reference
-
-
-def _around_zero(factor: float, value: NDArray[Any]) -> NDArray[Any]:
-    spread: NDArray[Any] = factor * (value - 0.5)
-    return spread
 
 
 def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Values:
@@ -353,13 +333,13 @@ def _with_floats(sample: Values, change: Callable[[NDArray[Any]], NDArray[Any]])
 
 
 def limit_of(executable: Executable) -> float:
-    """The error of right outputs, as a part of the largest value.
+    """The largest error of right outputs, relative to the largest value.
 
-    It is smaller than the limit of the least exact kernel: whole models were never farther off, and
-    later ops shrink the error of a wrong one.
+    It is smaller than the limit of the least exact kernel: no whole model exceeded it, and later
+    ops shrink the error of a wrong op.
     """
     on_gpu = {step.variant for step in executable.steps if isinstance(step, GpuOp)}
-    if "float16" in map(arithmetic_of, on_gpu):  # off by two to four times what storage costs
+    if "float16" in map(arithmetic_of, on_gpu):  # two to four times the rounding of storage
         return 3 * OF_HALVES
     if any(tensor.storage.element == "float16" for tensor in executable.tensors):
         return OF_HALVES / 2
@@ -370,7 +350,7 @@ def limit_of(executable: Executable) -> float:
 
 
 def why_not(network: Network) -> str:
-    """Why nothing can be compared here; empty if it can."""
+    """The reason why the network cannot be compared here; empty if it can."""
     held = sum(value.nbytes for layer in network.layers for value in layer.weights.values())
     wanted, left = MEMORY * held, memory_of().available or inf
     if wanted > left:

@@ -1,10 +1,8 @@
-"""Validation of a plan on a device: every op alone, the error as it adds up layer by layer, and the
-outputs; and the diagnosis: which op is wrong first, or where a model drifts away.
-"""
+"""Validation of a plan on a device: each op alone, accumulated errors, outputs, and a diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -14,57 +12,55 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluation.closeness import Closeness, closeness, is_right, worst
 from codl.ir import Layer, Network, Op
 from codl.ir.executable import Executable
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.results import Fallback
+from codl.ir.records.soc import Soc
 from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Progress, no_progress
+from codl.measure.closeness import Closeness, closeness, is_right, worst
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
-from codl.records.results import Fallback
-from codl.records.soc import Soc
 from codl.targets.base import Target
-from codl.validate.executable_ops import OpCheck, OpPart, check, not_reached, parts_of
 from codl.validate.references import (
-    BY_OPS,
     Exact,
     ModelAndSource,
+    OpCheck,
+    OpPart,
     Values,
+    check,
     computed,
+    not_reached,
     outputs_by_ops,
     outputs_of,
+    parts_of,
 )
 
-#: The lowest cosine of outputs that counts as right, and that of a network that rounds: there the
-#: last bit of a float decides, layer by layer, what becomes of some numbers. ONNX Runtime itself is
-#: so far from what it makes of an input that is 1e-7 larger.
+#: The lowest cosine of right outputs, and the lowest for a network that quantizes or runs in
+#: float16. There the last bit of a float32 decides later roundings: ONNX Runtime is as far from its
+#: own outputs for inputs that are 1e-7 larger.
 COSINE, COSINE_OF_ROUNDED = 0.9999, 0.999
-#: An error that grows by more than this factor at one layer is told of.
+#: The accumulated error of a layer counts as steep beyond this factor of the error before it.
 GROWTH = 4.0
-#: Where something is wrong, checks leave this part of their time for the search of a fallback.
+#: The part of the time that checks leave for the search of fallbacks, if a result is wrong.
 FOR_SEARCH = 0.25
-#: The output that a layer's tensor becomes where all are looked at begins so.
+#: Prefix of the extra outputs that expose the tensor of each layer.
 TAP = "tap "
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model and a device on which plans of it are checked; `samples` are inputs by name.
-
-    Ops are checked on the first sample, and outputs on all.
-    """
+    """A model and a device to check plans: ops on the first of the `samples`, outputs on all."""
 
     model: ModelAndSource
     target: Target
     tuning: Tuning
     samples: Sequence[Values]
-    #: Outputs that are not looked at.
-    ignored: frozenset[str] = frozenset()
     _expected: dict[int, Outputs] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -75,31 +71,19 @@ class ModelUnderTest:
 
     @cached_property
     def first(self) -> Values:
-        """The sample on which ops are checked."""
         return self.samples[0]
 
-    @cached_property
-    def _by_onnx_runtime(self) -> Outputs | None:
-        return self.model.outputs(self.first)
-
-    @property
-    def reference(self) -> str:
-        """What makes the right outputs."""
-        return BY_OPS if self._by_onnx_runtime is None else self.model.reference
-
     def expected(self, number: int) -> Outputs:
-        """The right outputs of a sample, computed once."""
+        """The right outputs of the sample with this number, cached; by ops as a last resort."""
         if number not in self._expected:
             sample = self.samples[number] if number else self.first
-            right = self.model.outputs(sample) if number else self._by_onnx_runtime
-            by_ops = outputs_by_ops(self.network, sample) if right is None else right
-            self._expected[number] = {k: v for k, v in by_ops.items() if k not in self.ignored}
+            right = self.model.outputs(sample)
+            self._expected[number] = right or outputs_by_ops(self.network, sample)
         return self._expected[number]
 
     def expect(self, outputs: Sequence[Outputs]) -> None:
-        """Take these for the right outputs of the samples; elements may be masked."""
-        for number, right in enumerate(outputs):
-            self._expected[number] = {k: v for k, v in right.items() if k not in self.ignored}
+        """Set the right outputs of the samples; masked elements are not compared."""
+        self._expected.update(enumerate(outputs))
 
     def engine(self, plan: Plan, network: Network | None = None) -> Engine:
         return Engine(network or self.network, plan, self.target, self.tuning)
@@ -107,9 +91,9 @@ class ModelUnderTest:
 
 @dataclass(frozen=True)
 class WholeCheck:
-    """A plan as it runs: its outputs for samples, from the first on, beside the reference's.
+    """Outputs of a plan for the first samples, and their closeness to the reference.
 
-    `refused` are the kernels that the device did not run, and `executable` what ran instead.
+    `refused` are the kernels that the device did not run; `executable` has their replacements.
     """
 
     samples: tuple[Closeness, ...]
@@ -122,19 +106,10 @@ class WholeCheck:
         return worst(self.samples)
 
 
-#: What nothing can be compared with.
-NOTHING = Closeness(cosine=0.0, max_rel_err=inf)
-
-
-def closeness_of(got: NDArray[Any], right: NDArray[Any]) -> Closeness:
-    """That of two outputs, which may be of different sizes."""
-    return closeness(got, right) if got.size == right.size else NOTHING
-
-
 def check_whole(
     tested: ModelUnderTest, plan: Plan, most: int | None = None, *, budget: Budget | None = None
 ) -> WholeCheck:
-    """Run a plan on every sample, or the first `most`, until the time is over; at least on one."""
+    """Run a plan on all samples, or on the first `most`, within the budget; at least on one."""
     samples: list[Closeness] = []
     outputs: list[Outputs] = []
     with tested.engine(plan) as engine:
@@ -142,59 +117,24 @@ def check_whole(
             if samples and budget is not None and budget.is_over():
                 break
             got, right = engine(tested.samples[number]), tested.expected(number)
-            samples.append(worst(closeness_of(got[name], right[name]) for name in right))
+            samples.append(worst(closeness(got[name], right[name]) for name in right))
             outputs.append(got)
         return WholeCheck(tuple(samples), tuple(outputs), engine.fallbacks, engine.executable)
 
 
 @dataclass(frozen=True)
 class OpsCheck:
-    """Every part of a plan's ops, the error that has added up behind every layer, and the outputs.
+    """Checks of every part of a plan's ops, and the accumulated error behind each layer.
 
-    `accumulated` lacks layers whose output is inside of a kernel that computes another too; `lost`
-    says why it is empty. `outputs` are those of the first sample by the ops' references, empty
-    where not all ops were reached.
+    `accumulated` omits layers whose output exists only inside a fused kernel; `lost` says why it is
+    empty. `outputs` are the reference outputs of the first sample by ops; empty unless all parts
+    were checked.
     """
 
     checks: tuple[OpCheck, ...]
     accumulated: Mapping[str, Closeness]
     outputs: Outputs
     lost: str = ""
-
-
-def check_ops(
-    tested: ModelUnderTest,
-    plan: Plan,
-    whole: WholeCheck,
-    progress: Progress = no_progress,
-    *,
-    budget: Budget | None = None,
-    is_wrong: bool = False,
-) -> OpsCheck:
-    """Check every part that a plan computed as a whole, on the first sample.
-
-    Those that there is no time for are not reached; the outputs are not known then. `is_wrong` says
-    that something will have to be looked for.
-    """
-    executable, network = whole.executable, tested.network
-    tapped, lost = _tapped(tested, plan, executable)
-    accumulated: dict[str, Closeness] = {}
-    holders = {holder for holder, _ in network.outputs.values()}
-    exact: dict[str, Exact] = {}
-
-    def look(layer: Layer, value: Exact) -> None:
-        if TAP + layer.name in tapped:
-            accumulated[layer.name] = closeness(tapped.pop(TAP + layer.name), value)
-        if layer.output in holders:
-            exact[layer.output] = value
-
-    parts = parts_of(executable, network)
-    checks = tuple(
-        check_parts(tested, parts, progress, look=look, budget=budget, is_wrong=is_wrong)
-    )
-    is_whole = all(check.is_reached for check in checks)
-    outputs = outputs_of(network, exact, tested.first) if is_whole else {}
-    return OpsCheck(checks, accumulated, outputs, lost)
 
 
 def check_parts(
@@ -206,10 +146,10 @@ def check_parts(
     budget: Budget | None = None,
     is_wrong: bool = False,
 ) -> Iterator[OpCheck]:
-    """Check parts of ops on the reference's inputs, in the order of the model.
+    """Check parts of ops on the reference's inputs, in the given order.
 
-    `look` is given every layer's right output. What there is no time for is not reached; where
-    something is wrong, a part of the time is left over.
+    `look` receives each layer with its right output. Parts beyond the budget are `not reached`.
+    After a bad result, or with `is_wrong`, the share `FOR_SEARCH` of the time is left over.
     """
     done, time = 0, (budget or Budget()).share()
     for number, result in check_in_turn(tested, [[part] for part in parts], look=look):
@@ -226,16 +166,15 @@ def check_in_turn(
     tested: ModelUnderTest,
     ladders: Sequence[Sequence[OpPart]],
     *,
-    is_enough: Callable[[OpCheck], bool] = lambda result: False,
     look: Callable[[Layer, Exact], object] | None = None,
 ) -> Iterator[tuple[int, OpCheck]]:
-    """Check several ways to compute each of some parts, in turn, until one is enough.
+    """Check the alternatives of each ladder in turn, until a result is right.
 
-    All of one part have the same layer's output. Gives the number of the part with each result.
+    All alternatives of a ladder compute the same layer's output. Yields the ladder's number with
+    each result.
     """
     places = {layer.name: place for place, layer in enumerate(tested.network.layers)}
-    #: The numbers of parts by the layer whose output they compute, and until which layer tensors
-    #: are needed.
+    #: Ladder numbers by the layer they compute, and the last layer that needs each tensor.
     by_result: dict[str, list[int]] = {}
     kept: dict[str, int] = {}
     for number, ladder in enumerate(ladders):
@@ -248,7 +187,7 @@ def check_in_turn(
             for way in ladders[number]:
                 result = check(way, tensors, value, tested.target)
                 yield number, result
-                if is_enough(result):
+                if result.ok:
                     break
         if look is not None:
             look(layer, value)
@@ -259,9 +198,10 @@ def check_in_turn(
 def _tapped(
     tested: ModelUnderTest, plan: Plan, executable: Executable
 ) -> tuple[dict[str, NDArray[Any]], str]:
-    """What the plan computes of every layer that has a tensor, or why that is not known.
+    """Run the plan with the tensor of each layer as an extra output, on the first sample.
 
-    The kernels are the plan's own; what is kept inside a chain is handed over besides.
+    Returns the tensors by name, and the error if the plan cannot run so. Kernels are the plan's
+    own; fused layers before the last of their kernel have no tensor.
     """
     network = tested.network
     inside = {name for names in executable.fused.values() for name in names[:-1]}
@@ -282,14 +222,13 @@ def _tapped(
 
 @dataclass(frozen=True)
 class Validation:
-    """A plan that was checked.
+    """The result of `validate`.
 
-    `reference` is what made the right outputs, with a `doubt` where that is not ONNX Runtime with
-    the model as it is. `references` is how close the references of ops are to it: where they are
-    not, the model was not read as it is meant. It is None where not all ops were reached;
-    `samples_left` are samples on which the plan did not run. Outputs are right from `cosine` on,
-    off by `limit` of the largest value at most, and the references from `usual`, which is the
-    network's own.
+    `reference` computed the right outputs; `doubt` is set where it is not ONNX Runtime on the
+    unchanged model. `references` is the closeness of the ops' references to it, None unless all
+    parts were checked. If its cosine is below `usual`, codl misreads the model. Outputs are right
+    with a cosine of at least `cosine` and an error of at most `limit` of the largest value.
+    `samples_left` counts samples that did not run.
     """
 
     plan: Plan
@@ -306,17 +245,16 @@ class Validation:
 
     @property
     def is_right(self) -> bool:
-        """Whether the outputs are."""
         return is_right(self.whole.worst, self.cosine, self.limit)
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the outputs, or an op that was reached, are not right."""
+        """True where the outputs, or some checked part of an op, are wrong."""
         return not self.is_right or self.first_bad is not None
 
     @property
     def ok(self) -> bool:
-        """Whether the outputs and every op are right, and were all reached."""
+        """True where the outputs and all ops are right, and no part or sample is left."""
         return not (self.is_wrong or self.left)
 
     @property
@@ -325,19 +263,18 @@ class Validation:
 
     @property
     def first_bad(self) -> OpCheck | None:
-        """The first in the model's order that was found not to be ok."""
         return next(iter(self.bad), None)
 
     @property
     def left(self) -> str:
-        """What there was no time for; empty where all was reached."""
+        """Counts of parts and samples without time, as text; empty if all were checked."""
         ops = sum(not check.is_reached for check in self.ops.checks)
         counts = ((ops, "parts of ops"), (self.samples_left, "samples"))
         return " and ".join(f"{count} {what}" for count, what in counts if count)
 
     @property
     def diagnosis(self) -> str:
-        """In a sentence, whether an op is wrong or the model drifts, and what was not reached."""
+        """A sentence on wrong ops, drift or a misread model, and on unchecked parts."""
         left = f" Not reached in time: {self.left}." if self.left else ""
         if self.references is not None and self.references.cosine < self.usual:
             return (
@@ -358,7 +295,7 @@ class Validation:
 
     @property
     def steepest(self) -> tuple[str, ...]:
-        """The layers at which the error that has added up grows most, at most three."""
+        """The layers, at most three, where the accumulated error grows most."""
         grown: list[tuple[float, str]] = []
         before = 0.0
         for name, close in self.ops.accumulated.items():
@@ -368,7 +305,7 @@ class Validation:
         return tuple(name for _, name in sorted(grown, reverse=True)[:3])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every part as JSON has it: how close it is, what it runs in, and why there."""
+        """One JSON object per part: closeness, precision, verdict, reason of placement."""
         reasons = {(fallback.op, fallback.processor): fallback.reason for fallback in self.placed}
         return [self._row(check, reasons) for check in self.ops.checks]
 
@@ -383,7 +320,7 @@ class Validation:
             "part": str(part.region),
             "variant": part.variant,
             "layout": part.layout,
-            # What tensors are stored, computed and accumulated in.
+            # Element types in which the part stores, multiplies and accumulates.
             "precision": {
                 "stored": part.stored,
                 "computed": arithmetic_of(part.variant),
@@ -400,22 +337,14 @@ class Validation:
         }
 
 
-def usual_cosine(network: Network, variants: Iterable[str] = ()) -> float:
-    """From which cosine on a network's outputs usually count as right, in some kernel variants."""
+def usual_cosine(network: Network, plan: Plan | None = None) -> float:
+    """The lowest cosine of right outputs for a network, by a plan's kernel variants."""
     models = (x.op.nodes for x in network.layers if isinstance(x.op, OnnxModel))
     rounds = any("DynamicQuantize" in nodes for nodes in models)
-    is_half = "float16" in map(arithmetic_of, variants)
+    chains = plan.chains if plan else ()
+    sides = (names.values() for chain in chains for names in chain.variants.values())
+    is_half = any(arithmetic_of(variant) == "float16" for names in sides for variant in names)
     return COSINE_OF_ROUNDED if rounds or is_half else COSINE
-
-
-def variants_of(plan: Plan) -> Iterator[str]:
-    """The kernel variants that a plan names."""
-    return (
-        variant
-        for chain in plan.chains
-        for by_side in chain.variants.values()
-        for variant in by_side.values()
-    )
 
 
 def validate(
@@ -427,26 +356,43 @@ def validate(
     progress: Progress = no_progress,
     budget: Budget | None = None,
 ) -> Validation:
-    """Check a plan's ops and outputs, as far as there is time; `progress` hears of every op.
+    """Check a plan's ops and outputs within the budget; `progress` is called after each part.
 
-    Outputs are right from `cosine` on, without one from the usual one, and off by `limit` at most.
+    Outputs are right with a cosine of at least `cosine` (by default `usual_cosine`) and an error of
+    at most `limit` of the largest value.
     """
     network = tested.network
-    usual = usual_cosine(network, variants_of(plan))
+    usual = usual_cosine(network, plan)
     cosine = usual if cosine is None else cosine
     whole = check_whole(tested, plan, budget=budget)
     is_wrong = not is_right(whole.worst, cosine, limit)
-    ops = check_ops(tested, plan, whole, progress, budget=budget, is_wrong=is_wrong)
+    tapped, lost = _tapped(tested, plan, whole.executable)
+    accumulated: dict[str, Closeness] = {}
+    exact: dict[str, Exact] = {}
+
+    def look(layer: Layer, value: Exact) -> None:
+        if TAP + layer.name in tapped:
+            accumulated[layer.name] = closeness(tapped.pop(TAP + layer.name), value)
+        if layer.output in holders:
+            exact[layer.output] = value
+
+    holders = {holder for holder, _ in network.outputs.values()}
+    parts = parts_of(whole.executable, network)
+    checks = tuple(
+        check_parts(tested, parts, progress, look=look, budget=budget, is_wrong=is_wrong)
+    )
+    is_whole = all(check.is_reached for check in checks)
+    outputs = outputs_of(network, exact, tested.first) if is_whole else {}
     right = tested.expected(0)
-    compared = [closeness(ops.outputs[name], right[name]) for name in right if ops.outputs]
+    compared = [closeness(outputs[name], right[name]) for name in right if outputs]
     planned = op_placement.predicted(network, plan, tested.target.soc, None)
     return Validation(
         plan=plan,
         whole=whole,
-        ops=ops,
+        ops=OpsCheck(checks, accumulated, outputs, lost),
         placed=tuple(op_placement.standing_in(planned, whole.refused)),
-        reference=tested.reference,
-        doubt=tested.model.doubt(tested.reference),
+        reference=tested.model.reference,
+        doubt=tested.model.doubt,
         references=worst(compared) if compared else None,
         cosine=cosine,
         usual=usual,
@@ -456,9 +402,10 @@ def validate(
 
 
 def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan:
-    """The plan with every op of the GPU's in the same variant at a precision, where there is one.
+    """The plan with the GPU's variants replaced by their equivalents at a precision.
 
-    A scan of ranges begins with it. Nothing is predicted of it. Raises as `Soc.at` does.
+    Variants without an equivalent stay. The scan of ranges starts from this plan, which has no
+    predictions. Raises like `Soc.at`.
     """
     ops = {layer.name: layer.op for layer in network.layers}
     at = soc.at(precision)
@@ -476,7 +423,7 @@ def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan
 
 
 def _at(op: Op, name: str, soc: Soc) -> str:
-    """The name of the variant that does the same at a SoC's precision, or the nearest to it."""
+    """Name of the equivalent variant at a SoC's precision; `name` itself where none fits."""
     variant: Any = registry.find(op, name)
     storage = Storage(variant.storage.layout, soc.gpu.element)  # type: ignore[arg-type]
     base = name.removesuffix(ARITHMETIC[variant.arithmetic]).removesuffix(variant.storage.suffix)

@@ -1,9 +1,8 @@
-"""Verdicts of plans compared with their references, kept in codl's cache.
+"""Cached verdicts of plans that were compared with their references.
 
-The key of an entry covers everything that the verdict depends on: the model with its weights, the
-lowered plan (kernels with their sources, variants and choices), the device, its driver and
-libraries, the libraries that compute the reference, and codl's own code. Only packages that an
-engine of a bundle needs are imported here.
+The key of an entry covers all inputs of the verdict: the model with its weights, the lowered plan
+(kernels with sources, variants and choices), the device, its driver and libraries, the libraries of
+the reference, and codl's own code. This module imports only packages that a bundle's engine needs.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import msgspec
 
 from codl.ir.constants import digest
 from codl.ir.executable import Executable
-from codl.records.results import Checked
-from codl.runtime.cache import Slot
-from codl.runtime.examination import version_of
-from codl.targets.base import Target
-from codl.targets.environment import identity_of, libraries_of
+from codl.ir.records.results import Checked
+from codl.machine.cache import Slot
+from codl.machine.hardware import version_of
+from codl.targets.base import Target, identity_of, libraries_of
 
 KIND = "checked"
 #: Packages that compute the reference.
@@ -60,10 +58,7 @@ def store(slot: Slot, checked: Checked) -> None:
 
 @cache
 def code() -> str:
-    """Changes with codl's files.
-
-    Files count by size and time: to read them all would take longer than most comparisons.
-    """
+    """A digest of codl's file sizes and times; reading the files would take too long."""
     root, hashed = Path(__file__).parent.parent, sha256()
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.cl")]):
         status = path.stat()

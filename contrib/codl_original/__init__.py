@@ -1,5 +1,5 @@
 """The original CoDL's program `codl_op_run`, which measures kernels of its own on a device."""
 
-from codl.plugins import COMMANDS
+from codl.registry import COMMANDS
 
 COMMANDS.add_lazy("collect-original", "codl_original.command:collect_original")

@@ -11,17 +11,16 @@ import numpy as np
 
 from codl import files
 from codl.errors import DeviceError, MismatchError
+from codl.files import now, provenance
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import Soc
 from codl.ir.types import Processor
 from codl.measure.budget import Budget, Progress, no_progress
-from codl.measure.collector import Collected, Stopped
+from codl.measure.collector import Collected, RowWriter, Stopped, open_manifest
 from codl.measure.dataset import Dataset, OpRow
-from codl.measure.dataset_writer import RowWriter, open_manifest
 from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
-from codl.provenance import now, provenance
-from codl.records import soc as socs
-from codl.records.soc import Soc
 from codl.targets.connect import machine_of
 from codl.targets.device_shell import DeviceShell
 from codl_original.program import Options, as_run, op_command, read_stat

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from codl.cli.output import JsonOption, OutputOption, emit, note, progress
+from codl.cli.output import Output, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.jobs import options as opt
-from codl.jobs.options import option
+from codl.jobs.collect import SharesOption
 from codl.measure import FOLDER as DATASETS
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
@@ -38,18 +37,10 @@ RoundsOption = Annotated[
         help=f"Runs of each op; the first {WARM_UP} do not count.",
     ),
 ]
-SharesOption = Annotated[
-    Sequence[float] | None,
-    option(
-        "--shares",
-        help="A processor's shares of an op's output, 0 ... 1, by commas: "
-        "{codl.measure.tasks:SHARES} by default; with a budget {codl.measure.tasks:FEW_SHARES}.",
-        read=opt.read_shares,
-    ),
-]
 
 
 def collect_original(
+    out: Output,
     soc: opt.SocOption = "",
     serial: opt.SerialOption = "local",
     models: opt.ModelNamesOption = (),
@@ -64,13 +55,11 @@ def collect_original(
     gpu_memory_type: MemoryTypeOption = "image",
     rounds: RoundsOption = ROUNDS,
     datasets_folder: opt.ToDatasetsOption = DATASETS,
-    json: JsonOption = False,
-    output: OutputOption = None,
 ) -> None:
-    """Measure ops by the original CoDL's program codl_op_run, which has kernels of its own.
+    """Measure ops with the original CoDL's program codl_op_run and its kernels.
 
-    Whole ops come first, then parts. Rows say `source: replayed`: predictors can be trained on
-    them and plans made, and nothing can run. A published SoC is completed in ./socs.
+    Rows have `source: replayed`: predictors can be trained and plans made, but nothing can run.
+    A published SoC is completed in ./socs.
 
     [dim]Example:[/dim] codl collect-original --soc sdm855 --serial 3a9c4f5 --models yolov2
     """
@@ -107,4 +96,4 @@ def collect_original(
             progress=update,
         )
     text = f"{done.rows} rows in {dataset.folder} ({done.failed} failed), {done.left} left"
-    emit("collect-original", asdict(done), lambda: text, as_json=json, output=output)
+    out.emit("collect-original", asdict(done), lambda: text)

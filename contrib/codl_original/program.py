@@ -24,8 +24,8 @@ from codl.errors import DeviceError
 from codl.ir import Op, Pad
 from codl.ir.ops.base import Activation
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.matmul import FullyConnected
+from codl.ir.ops.window import Pool2d
 from codl.ir.types import Processor
 
 #: Where the original's scripts put the program on a phone.

@@ -5,7 +5,7 @@ driver that runs nothing (Mesa's drm-shim). They lie in a folder of Debian's pac
 installed on the machine. Figures are counts of instructions and registers, not times.
 """
 
-from codl.plugins import COMMANDS, RESULTS
+from codl.registry import COMMANDS, RESULTS
 
 COMMANDS.add_lazy("kernels", "codl_phone_compilers.command:compile_kernels")
 RESULTS.add_lazy("kernels", "codl_phone_compilers.report:KernelsResult")

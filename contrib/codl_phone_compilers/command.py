@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from codl.cli.output import TERMINAL, JsonOption, OutputOption, emit
+from codl.cli.output import TERMINAL, Output
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import parse
-from codl.report.load import parse_result
-from codl.report.text_table import Table
+from codl.report.results import parse_result
+from codl.report.text_table import TextTable
 from codl_phone_compilers import compiler, gpus
 from codl_phone_compilers.programs import NeededOp, exported, needs, programs_of
 from codl_phone_compilers.report import figures, kernels_content, summary, worst
@@ -58,12 +58,12 @@ SetupOption = Annotated[
     bool, typer.Option("--setup", help="Install the compilers of Adrenos from Debian's packages.")
 ]
 MaliOption = Annotated[
-    bool,
-    typer.Option("--mali", help="With --setup: Malis too; builds Mesa, in minutes."),
+    bool, typer.Option("--mali", help="With --setup: Malis too; builds Mesa, in minutes.")
 ]
 
 
 def compile_kernels(
+    out: Output,
     gpu: ForOption = None,
     models: ModelsOption = None,
     ops: OpsOption = None,
@@ -72,15 +72,11 @@ def compile_kernels(
     brief: BriefOption = False,
     setup: SetupOption = False,
     mali: MaliOption = False,
-    json: JsonOption = False,
-    output: OutputOption = None,
 ) -> None:
-    """Compile every kernel that models need on a phone's GPU, by that GPU's compiler, on a PC.
+    """Compile the kernels of models for a phone's GPU on a PC, with Mesa's compilers.
 
-    No such GPU is needed: Mesa's compilers, which drive real Adrenos and Malis, run over a kernel
-    driver that runs nothing. The table shows for every kernel whether it compiles, its
-    instructions, registers, private memory and spills, waves in flight, and lanes with work at the
-    op's size. Results of earlier runs are kept.
+    The table shows for every kernel whether it compiles, its instructions, registers, private
+    memory and spills, waves in flight, and busy lanes. Results are cached.
 
     [dim]Examples:[/dim]
     codl kernels --setup
@@ -115,11 +111,11 @@ def compile_kernels(
         "kernels": [asdict(row) for row in (worst(rows) if brief else rows)],
     }
 
-    def render() -> Table:
+    def render() -> TextTable:
         read: Any = parse_result({"command": "kernels", **result})
-        return kernels_content(read).to_rich()
+        return kernels_content(read)
 
-    emit("kernels", result, render, as_json=json, output=output)
+    out.emit("kernels", result, render)
 
 
 def _networks(models: str | None, ops: list[str] | None) -> dict[str, list[NeededOp]]:

@@ -128,10 +128,7 @@ class Compilation:
 
 
 def compile_all(
-    gpu: PhoneGpu,
-    programs: Iterable[Program],
-    *,
-    progress: Progress = no_progress,
+    gpu: PhoneGpu, programs: Iterable[Program], *, progress: Progress = no_progress
 ) -> Compilation:
     """Compile programs for a GPU; results of earlier runs are read from a file.
 

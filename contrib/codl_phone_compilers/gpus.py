@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from codl.errors import UnknownNameError
-from codl.records import soc as socs
-from codl.records.soc import CpuSide, GpuSide, Soc
-from codl.records.soc_facts import PublishedSoc
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import CpuSide, GpuSide, PublishedSoc, Soc
 
 Family: TypeAlias = Literal["adreno", "mali"]
 FAMILIES: tuple[Family, ...] = ("adreno", "mali")

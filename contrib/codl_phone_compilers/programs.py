@@ -15,16 +15,16 @@ from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
 from codl.ir.constants import digest
 from codl.ir.network import Network
+from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.ir.types import PRECISIONS, PrecisionTraits, Storage
 from codl.kernels import registry
 from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.kernels.kernel import Kernel
-from codl.kernels.layout.transform import KERNELS, transform
+from codl.kernels.layout import KERNELS, transform
 from codl.kernels.source import compile_options, source_text
-from codl.lower.rules import active, mode_of, residual_adds
+from codl.lower.partition import residual_adds
 from codl.measure.check_variants import OPS
-from codl.records.soc import Soc
 
 #: Networks that were exported from PyTorch, as lines of a name, an op, and a fused op.
 EXPORTED = "exported_ops.txt"
@@ -135,7 +135,7 @@ def needs(network: Network) -> list[NeededOp]:
     for layer in network.layers:
         needed.append(NeededOp(layer.op))
         if add := adds.get(layer.name):
-            needed.append(NeededOp(active(layer.op, add.op), mode_of(add.op)))
+            needed.append(NeededOp(layer.op.with_activation(add.op.activation), "add"))
     return list(dict.fromkeys(needed))
 
 
@@ -184,13 +184,7 @@ def _precision(variant: Kernel) -> str:
     return next(name for name, each in PRECISIONS.items() if each == traits)
 
 
-def _add(
-    listed: ProgramList,
-    need: NeededOp,
-    variant: Kernel,
-    soc: Soc,
-    all_choices: bool,
-) -> None:
+def _add(listed: ProgramList, need: NeededOp, variant: Kernel, soc: Soc, all_choices: bool) -> None:
     op = need.op
     fused = need.mode and soc.gpu.type in variant.adds_on
     if need.mode and not fused:
@@ -206,7 +200,7 @@ def _add(
             plan, features = variant.plan(op, soc, choice), variant.features(op, soc, choice)
         except CodlError:  # a choice that does not fit is none
             continue
-        plan = plan.adding(need.mode) if fused else plan
+        plan = plan.adding() if fused else plan
         how = {"choice": dict(choice or {}), "is_default": at == 0, **use}
         listed.add(plan, soc.gpu.wave_size, features.get("work_items"), **how)
 

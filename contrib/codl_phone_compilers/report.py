@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import exp, log
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -222,17 +221,11 @@ def kernels_content(result: KernelsResult) -> TextTable:
     return TextTable.of(title, result.kernels, cells, caption, failure=lambda row: row.error)
 
 
-def _compiler(result: KernelsResult) -> str:
-    driver = "mesa-opencl-icd"  # its version is in `compiler`
-    others = (f"{name} {version}" for name, version in result.packages.items() if name != driver)
-    return ", ".join([result.compiler, *others])
-
-
 def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
     """A row for every GPU."""
     cells: list[Cell[KernelsResult]] = [
         (words("GPU"), lambda result: result.label),
-        (words("compiler"), _compiler),
+        (words("compiler"), lambda result: result.compiler),
         (Column("programs"), lambda result: count(result.summary.programs)),
         (Column("failed"), lambda result: count(result.summary.failed)),
         (Column("all", group="pairs of variant and kernel"), lambda r: count(r.summary.pairs)),
@@ -254,44 +247,10 @@ def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
             for precision in PRECISIONS
         ),
     ]
-    return TextTable.of("Default choices by GPU", results, cells)
-
-
-def variants_content(results: Sequence[KernelsResult]) -> TextTable:
-    """A row for every variant and kernel, with a column for each GPU; not for those that only
-    store halves, which are like the ones in float32.
-    """
-    by_gpu = {r.label: {row.name: row for row in r.kernels if row.is_default} for r in results}
-    every = [row for rows in by_gpu.values() for row in rows.values()]
-    names = sorted({row.name for row in every if not _stores(row)})
-    cells: list[Cell[str]] = [
-        (words("variant, kernel"), lambda name: name),
-        *((words(label), partial(_of, rows)) for label, rows in by_gpu.items()),
-    ]
-    caption = (
-        "Instructions, registers and, if any, accesses of private memory (those in the hot loop "
-        "behind a slash); after a semicolon issue slots of the hot loop for 100 multiply-adds. Of "
-        "several programs the worst. Adreno's registers are of four floats, at most 48; Mali's of "
-        "one, where more than 32 halve the threads. Variants that only store halves are left out "
-        "where they have no private memory.",
-    )
-    return TextTable.of("Kernels by GPU", names, cells, caption)
-
-
-def _stores(row: KernelFigures) -> bool:
-    """Whether a kernel stores halves and computes in float32, without private memory."""
-    return row.variant.endswith("_fp16") and not row.spills and not row.error
-
-
-def _of(rows: Mapping[str, KernelFigures], name: str) -> str:
-    row = rows.get(name)
-    if row is None:
-        return NONE
-    if row.error:
-        return "failed"
-    memory = f", **{row.spills}/{row.hot_spills}**" if row.spills else ""
-    slots = f"; {row.slots_per_100_macs:.0f}" if row.slots_per_100_macs else ""
-    return f"{row.instructions}, {row.registers}{memory}{slots}"
+    # Mesa's own version is in `compiler`.
+    beside = {f"{k} {v}" for r in results for k, v in r.packages.items() if k != "mesa-opencl-icd"}
+    caption = (f"Beside Mesa: {', '.join(sorted(beside))}.",) if beside else ()
+    return TextTable.of("Default choices by GPU", results, cells, caption)
 
 
 def _op(row: KernelFigures) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.cli.output import Output, note
 from codl.jobs.options import ToDatasetsOption
 from codl.measure import dataset as datasets
 
@@ -17,12 +17,10 @@ SHIPPED_MAPPINGS = ", ".join(sorted(p.stem for p in Path(__file__).parent.glob("
 FilesArgument = Annotated[
     list[Path], typer.Argument(help="The original CoDL's t_*.csv, or any CSV with --mapping.")
 ]
-NewSocOption = Annotated[str, typer.Option("--soc", help="What the SoC is to be called.")]
+NewSocOption = Annotated[str, typer.Option("--soc", help="The name of the SoC.")]
 MappingOption = Annotated[
     Path | None,
-    typer.Option(
-        "--mapping", help=f"What the columns mean: a YAML file, or of {SHIPPED_MAPPINGS}."
-    ),
+    typer.Option("--mapping", help=f"Meaning of the columns: a YAML file, or {SHIPPED_MAPPINGS}."),
 ]
 DeviceNameOption = Annotated[
     str | None,
@@ -31,10 +29,11 @@ DeviceNameOption = Annotated[
 WriteSocOption = Annotated[
     bool, typer.Option("--write-soc", help="Write socs/NAME.yaml, from the mapping.")
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Add to the dataset that is there.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Add to an existing dataset.")]
 
 
 def dataset_import(
+    out: Output,
     files: FilesArgument,
     soc: NewSocOption,
     mapping: MappingOption = None,
@@ -42,13 +41,11 @@ def dataset_import(
     write_soc: WriteSocOption = False,
     resume: ResumeOption = False,
     root: ToDatasetsOption = datasets.FOLDER,
-    json: JsonOption = False,
-    output: OutputOption = None,
 ) -> None:
     """Import other people's measurements of one SoC as a dataset, marked `source: replayed`.
 
-    Predictors can be trained on it and plans made; nothing can run on such a SoC. The manifest
-    records where the rows come from. Nothing is written unless every line can be read.
+    Predictors can be trained and plans made, but nothing can run. Nothing is written unless every
+    line can be read.
 
     [dim]Examples:[/dim]
     codl dataset import conv.csv --soc redmi --mapping conv_cpu_gpu --write-soc
@@ -76,4 +73,4 @@ def dataset_import(
             f"{', '.join(done.files)}{written}"
         )
 
-    emit("dataset import", asdict(done), render, as_json=json, output=output)
+    out.emit("dataset import", asdict(done), render)

@@ -8,15 +8,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from codl import files, yaml_file
+from codl import files
 from codl.errors import CodlError, InvalidFileError, MismatchError
+from codl.files import now, provenance
+from codl.ir import yaml_file
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import CpuSide, GpuSide, PublishedSoc, Soc
 from codl.kernels import registry
+from codl.measure.collector import open_manifest
 from codl.measure.dataset import Dataset
-from codl.measure.dataset_writer import open_manifest
-from codl.provenance import now, provenance
-from codl.records import soc as socs
-from codl.records.soc import CpuSide, GpuSide, Soc
-from codl.records.soc_facts import PublishedSoc
 from codl_published.mapped_tables import TableMapping, load_mapping, read_mapped, shipped
 from codl_published.original_tables import read_original
 from codl_published.tables import ImportedRows

@@ -12,15 +12,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from codl import yaml_file
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Op, Shape
+from codl.ir import Op, Shape, yaml_file
 from codl.ir.ops.base import Pad
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.eltwise import Eltwise
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.window import Size2
+from codl.ir.ops.matmul import FullyConnected
+from codl.ir.ops.window import Pool2d, Size2
 from codl.ir.region import as_nchw
 from codl.ir.types import Processor
 from codl.measure.dataset import SharingRow

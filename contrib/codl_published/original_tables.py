@@ -17,9 +17,8 @@ from typing import Any, Literal
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.window import Size2
+from codl.ir.ops.matmul import FullyConnected
+from codl.ir.ops.window import Pool2d, Size2
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import SharingRow
 from codl_published.tables import (

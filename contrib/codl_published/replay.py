@@ -18,13 +18,21 @@ import msgspec
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import to_text
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
+from codl.ir.records import soc as socs
+from codl.ir.records.results import Conditions
+from codl.ir.records.soc import Soc
+from codl.ir.records.statistic import level
 from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
-from codl.measure.tasks import OpTask, SharingTask, Task, failed_row
-from codl.records import soc as socs
-from codl.records.results import Conditions
-from codl.records.soc import Soc
-from codl.records.statistic import level
+from codl.measure.tasks import (
+    BatchResult,
+    MeasureBatch,
+    Measurement,
+    OpTask,
+    SharingTask,
+    Task,
+    failed_row,
+    processors_of,
+)
 from codl.targets.base import Target
 from codl.targets.connect import Transport
 

@@ -16,7 +16,7 @@ from codl import files
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, to_text
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.window import Pool2d
 from codl.kernels import registry
 from codl.measure.dataset import OpRow, Row
 

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, NoReturn
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.matmul import FullyConnected
+from codl.ir.ops.window import Pool2d
+from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
 from codl.kernels.base import Backend, Choice, work
 from codl.kernels.tiling import ceil_div, round_up
-from codl.records.soc import Soc
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)
@@ -106,6 +106,9 @@ class Replayed:
     @property
     def takes_batch(self) -> bool:
         return self.processor == "cpu"
+
+    def changes_nonfinite(self, op: Any) -> bool:
+        return False
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         if soc.is_replayed:

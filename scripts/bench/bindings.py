@@ -27,13 +27,13 @@ from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
 from codl.runtime.drivers import BINDING
 from codl.targets.client import COMMAND
-from codl.targets.detect import load_local
+from codl.targets.placed import load_local
 from codl.targets.remote import RemoteTarget
 
 #: Inferences of one before it is another's turn, in seconds.

@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from codl.files import provenance
 from codl.frontend import models
-from codl.provenance import provenance
-from codl.records.statistic import level
-from codl.runtime import cache
+from codl.ir.records.statistic import level
+from codl.machine import cache
 
 #: The system's clock, which the parent reads too; making inputs is no part of it.
 CHILD = """

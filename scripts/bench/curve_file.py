@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codl.errors import InvalidFileError
-from codl.provenance import provenance
+from codl.files import provenance
 
 sys.path.append(str(Path(__file__).parents[1]))
 from curves import CurveResult, load_curve, parse_curve

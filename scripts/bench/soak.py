@@ -31,11 +31,11 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.machine.placement import LocalSoc
+from codl.machine.threads import thread_ids
 from codl.plan.build_plan import default_plan
-from codl.runtime.placement import LocalSoc
-from codl.runtime.threads import thread_ids
-from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
+from codl.targets.placed import load_local
 
 PROC = Path("/proc/self")
 LOOKS = 10

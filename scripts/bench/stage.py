@@ -5,10 +5,10 @@ cores of the CPU; and on the cores of one CPU, divided between ncnn (the number 
 and an OpenCL runtime for CPUs (the number behind it):
 
     python scripts/bench/stage.py --left 4,2,8,1,16 -o docs/results/curve-h100.json
-    python scripts/bench/stage.py --cores 8:8,4:8,2:8,1:8,8:4 -o docs/results/curve-pocl.json
+    python scripts/bench/stage.py --cores 8:8,4:8,2:8,1:8,8:4 -o docs/results/curve-cores.json
 
 Each of them is a SoC that is described, collected from, learned and evaluated as any other device,
-but for rows of a side that two have in common (see `stage_rows`). With the defaults that takes at
+but for rows of a side that two have in common (see `stage_socs`). With the defaults that takes at
 most four minutes, half of it for the collection. The file is written after every model. Started
 again with the same file, it goes on with what that lacks; a model that failed is tried again. So it
 may be killed at any time, and a machine that is lent for ten minutes does
@@ -47,18 +47,17 @@ from pathlib import Path
 from time import perf_counter
 
 from curve_file import CurveFile, failed
-from stage_rows import take_rows
-from stage_socs import Stage, of_cores, of_multiprocessors
+from stage_socs import Stage, of_cores, of_multiprocessors, take_rows
 
 from codl.errors import CodlError
+from codl.files import ROOT
 from codl.frontend.models import MEASURED
 from codl.ir import to_text
+from codl.ir.records import soc as socs
 from codl.jobs.options import read_seconds
+from codl.machine.placement import LocalSoc, load
 from codl.measure.tasks import load_ops
-from codl.plugins import VARIABLE
-from codl.provenance import ROOT
-from codl.records import soc as socs
-from codl.runtime.placement import LocalSoc, load
+from codl.registry import VARIABLE
 
 BENCH = Path(__file__).resolve().parent
 PLUGIN = BENCH / "codl_stage"

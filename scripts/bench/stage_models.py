@@ -22,22 +22,23 @@ from typing import Any
 from curve_file import STRATEGIES, CurveFile, failed
 
 from codl.errors import CodlError
-from codl.evaluation.interleaved import evaluate, to_json
-from codl.jobs.model import digests_of, profiling, recorded
+from codl.ir.records.results import Digests
+from codl.jobs.interleaved import evaluate, to_json
+from codl.jobs.model import digests_of, profiling
+from codl.jobs.options import recorded
+from codl.machine.placement import LocalSoc
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.timing import Effort
-from codl.plugins import load_installed
 from codl.predict import DEFAULT
 from codl.predict.training import train
-from codl.records.results import Digests
-from codl.report.load import eval_result
-from codl.runtime.placement import LocalSoc
+from codl.predict.workers import Workers
+from codl.registry import load_installed
+from codl.report.results import EvalResult, parse_as
 from codl.strategies import Context, find
 from codl.targets.connect import connect
-from codl.targets.detect import load_local
-from codl.workers import Workers
+from codl.targets.placed import load_local
 
 
 def main() -> None:
@@ -102,7 +103,7 @@ def _rows(model: str, context: Context, effort: Effort) -> tuple[list[dict[str, 
 
 def _tell(soc: LocalSoc, rows: list[dict[str, Any]]) -> None:
     """A line with what was found."""
-    result = eval_result({"soc": soc.to_json(), "rows": rows})
+    result = parse_as(EvalResult, {"soc": soc.to_json(), "rows": rows})
     cells = [
         f"{row.strategy} {row.latency_ms.level:.3f} ms" if row.latency_ms else f"{row.strategy} -"
         for row in result.rows

@@ -1,35 +1,27 @@
-"""How balanced plans are, from evaluations; and how long it takes from a file to a running plan.
+"""How balanced plans are, from the files of evaluations.
 
     codl eval --soc host --models a.onnx,b.onnx --strategies cpu,gpu,codl \\
         --peers ort,openvino -o e.json
-    python scripts/bench/unmeasured.py table e.json [more.json] [--json]
-    python scripts/bench/unmeasured.py ready a.onnx b.onnx --soc host [--json]
+    python scripts/bench/unmeasured.py e.json [more.json] [--json]
 
-`table` has a row a model and strategy `codl` (or `--strategy`): its gain over the better
+The table has a row a model and strategy `codl` (or `--strategy`): its gain over the better
 processor, its part of the bound 1 / (1/cpu + 1/gpu) of the same run, predicted over measured of the
 plan and of either processor alone, and the plan over the fastest library on all cores. Below are
 the geometric means, the extremes, and how many predictions are within 10, 15 and 20 %.
-
-`ready` plans and loads each model in a process of its own, as `codl.compile` does, and times two
-parts: reading the file (`import_s`), and from there to the first output (`ready_s`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import geometric_mean, median
-from time import perf_counter
+from statistics import geometric_mean
 
 from codl.errors import InvalidFileError
-from codl.records.results import EvalRow
-from codl.report.load import load_result
-from codl.report.results import EvalResult
+from codl.ir.records.results import EvalRow
+from codl.report.results import EvalResult, load_result
 
 #: Parts by which predictions may be off, of which it is counted how many are.
 WITHIN = (0.10, 0.15, 0.20)
@@ -126,76 +118,17 @@ def print_table(rows: Sequence[Balance]) -> None:
         print(f"{name}: {value:.3g}")
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Seconds to read a model, and from there to its first output; milliseconds of a run then."""
-
-    model: str
-    import_s: float
-    ready_s: float
-    run_ms: float
-
-
-def ready(model: str, soc: str) -> Ready:
-    """Plan, load and run a model here; `codl` and its libraries are imported before."""
-    from codl.engine.engine import Engine
-    from codl.jobs.model import ModelJob
-    from codl.measure.inputs import random_inputs
-
-    job = ModelJob(model, soc=soc)
-    _ = job.context
-    start = perf_counter()
-    network = job.load()
-    read = perf_counter()
-    with job.connected() as context:
-        engine = Engine(network, job.plan_of(network, context), context.device, context.tuning)
-        engine.feed(random_inputs(network))
-        engine.run()
-        done = perf_counter()
-        runs = []
-        for _ in range(5):
-            begin = perf_counter()
-            engine.run()
-            runs.append(perf_counter() - begin)
-        engine.close()
-    return Ready(Path(model).stem, read - start, done - read, 1e3 * median(runs))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("table", "ready", "ready-here"))
-    parser.add_argument("files", nargs="+")
+    parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--strategy", default="codl")
-    parser.add_argument("--soc", default="host")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.what == "ready-here":
-        print(json.dumps(asdict(ready(args.files[0], args.soc))))
-        return
-    if args.what == "table":
-        rows = balances(map(Path, args.files), args.strategy)
-        if args.json:
-            print(json.dumps({"rows": [asdict(row) for row in rows], "summary": summary(rows)}))
-        else:
-            print_table(rows)
-        return
-    times = []
-    for model in args.files:
-        command = [sys.executable, __file__, "ready-here", model, "--soc", args.soc]
-        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        times.append(Ready(**json.loads(ran.stdout.splitlines()[-1])))
-        if not args.json:
-            row = times[-1]
-            print(
-                f"{row.model:<24} import {row.import_s:5.2f} s, ready {row.ready_s:5.2f} s,"
-                f" then {row.run_ms:.2f} ms a run",
-                flush=True,
-            )
-    seconds = [row.ready_s for row in times]
+    rows = balances(args.files, args.strategy)
     if args.json:
-        print(json.dumps([asdict(row) for row in times]))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "summary": summary(rows)}))
     else:
-        print(f"ready: median {median(seconds):.2f} s, largest {max(seconds):.2f} s")
+        print_table(rows)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -20,11 +21,12 @@ from figure import PaperFigure, Row, plain, table, write_ops
 import codl
 from codl.errors import CodlError
 from codl.ir import Dim, parse, to_text
+from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.measure.tasks import part_of
 from codl.plan.coverage import without
 from codl.predict import DEFAULT
-from codl.records import soc as socs
+from codl.predict.in_network_cost import NOTHING
 from codl.report.text_table import TextTable
 from codl.strategies import Context
 
@@ -47,7 +49,7 @@ def parts(soc: str, text: str, dims: Sequence[Dim], steps: int) -> Iterator[Row]
     Raises `CodlError` where nothing of the op was measured and nothing can be predicted.
     """
     described, op = socs.load(soc), parse(text)
-    cost = without(Context.of(described).cost(DEFAULT), "inside")  # each is measured by itself
+    cost = without(Context.of(described).cost(DEFAULT), inside=asdict(NOTHING))
     measured = measured_ms(soc)
     shares = [step / steps for step in range(1, steps + 1)]
     for dim in dims:

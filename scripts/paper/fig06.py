@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -18,10 +19,11 @@ from fig05 import measured_ms
 from figure import PaperFigure, Row, plain, table, write_ops
 
 from codl.ir import Op, parse, to_text
+from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.plan.coverage import without
 from codl.predict import DEFAULT
-from codl.records import soc as socs
+from codl.predict.in_network_cost import NOTHING
 from codl.report.text_table import TextTable
 from codl.strategies import Context
 
@@ -41,7 +43,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.write_ops:
         write_ops(options.write_ops, every, options.soc, "--shares 1")
     described = socs.load(options.soc)
-    cost = without(Context.of(described).cost(DEFAULT), "inside")  # each is measured by itself
+    cost = without(Context.of(described).cost(DEFAULT), inside=asdict(NOTHING))
     measured = measured_ms(options.soc)
     for side in PROCESSORS:
         for op, ms in zip(every, cost.fastest_ms(every, side), strict=True):

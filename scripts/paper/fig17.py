@@ -21,8 +21,7 @@ import codl
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.ir.plan import Plan, read_plan
-from codl.report.load import load_result
-from codl.report.results import EvalResult
+from codl.report.results import EvalResult, load_result
 from codl.report.text_table import TextTable
 
 STRATEGIES = ("codl-paper", "codl")

@@ -27,15 +27,15 @@ import codl
 from codl.frontend.convert import load_structure
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.records import soc as socs
+from codl.ir.records.statistic import level
 from codl.lower.lowering import lower
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered, without
-from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.price import stage_times, walk
+from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.predict import DEFAULT
-from codl.records import soc as socs
-from codl.records.statistic import level
 from codl.report.text_table import TextTable
 from codl.runtime.loaded import sharing_ms
 from codl.strategies import Context
@@ -94,7 +94,7 @@ def _replayed_ms(network: Network, plan: Plan, context: Context) -> tuple[float,
     cost = covered(context.cost(DEFAULT), network)
     with_ms, without_ms = (
         make_plan(network, each, plan.chains, strategy="", sharing=plan.sharing).predicted_ms or 0
-        for each in (cost, without(cost, "sharing"))
+        for each in (cost, without(cost, ways=("to_gpu", "to_cpu")))
     )
     return with_ms, with_ms - without_ms
 

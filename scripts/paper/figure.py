@@ -24,9 +24,9 @@ import pictures  # which finds the modules of scripts/
 from standalone import stand_alone
 
 from codl.errors import CodlError
+from codl.files import ROOT, now, provenance
 from codl.ir import Op, to_text
-from codl.provenance import ROOT, now, provenance
-from codl.records import soc as socs
+from codl.ir.records import soc as socs
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits
 
 Row: TypeAlias = Mapping[str, Any]

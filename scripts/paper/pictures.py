@@ -12,10 +12,8 @@ from typing import Any, ClassVar, Literal
 from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS
 from codl.report import charts
-from codl.report.charts import Bar, Dot, Part
-from codl.report.drawing import Data, Key, Picture, Scale, Value
-from codl.report.load import parse_as
-from codl.report.results import ResultFile, SocSummary
+from codl.report.charts import Bar, Data, Dot, Key, Part, Picture, Scale, Value
+from codl.report.results import ResultFile, SocSummary, parse_as
 from codl.report.text_table import digits
 
 sys.path.append(str(Path(__file__).parents[1]))

@@ -1,4 +1,4 @@
-"""The predictors' accuracy, size and speed: the share of rows within 10 % of what was measured.
+"""The predictors' accuracy: the share of rows within 10 % of what was measured.
 
 Rows are held out one by one, as the paper does it, and by whole shapes of ops, as docs count:
 
@@ -17,22 +17,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from figure import PaperFigure, Row, plain, table
+from figure import PaperFigure, Row, table
 
 from codl.errors import CodlError
-from codl.records import soc as socs
-from codl.report.load import load_result
-from codl.report.results import TrainResult
+from codl.ir.records import soc as socs
+from codl.report.results import TrainResult, load_result
 from codl.report.text_table import TextTable
 
-#: Who published each; in the order of the table.
-NAMES = {
-    "flops_linear": "muLayer",
-    "codl_linear": "CoDL",
-    "random_forest": "nn-Meter",
-    "gbdt": "",
-    "codl": "",
-}
+#: In the order of the table.
+NAMES = ("flops_linear", "codl_linear", "gbdt", "codl")
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -75,17 +68,14 @@ def content(frame: pd.DataFrame) -> TextTable:
             of = of_soc[of_soc.predictor == name]
             if of.empty:
                 continue
-            cells: list[Any] = [f"`{name}`", NAMES[name]]
+            cells: list[Any] = [f"`{name}`"]
             for split in ("row", "shape"):
                 for side in ("cpu", "gpu"):
                     value = accuracy(of[(of.split == split) & (of.processor == side)])
                     cells.append("" if value is None else f"{value:.1f}")
-            distinct = of.drop_duplicates("target")
-            cells += [round(plain(distinct.bytes.mean())), plain(distinct.us.median())]
             lines.append((f"{soc} ({source})", *cells))
-    heads = ("predictor", "as in", "CPU, rows held out (%)", "GPU, rows (%)", "CPU, shapes (%)")
-    more = ("GPU, shapes (%)", "bytes a target", "us a prediction")
-    return table("Rows within 10 %", (*heads, *more), lines)
+    heads = ("predictor", "CPU, rows held out (%)", "GPU, rows (%)", "CPU, shapes (%)")
+    return table("Rows within 10 %", (*heads, "GPU, shapes (%)"), lines)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -23,10 +23,10 @@ from figure import MODELS, PaperFigure, Row, mean, plain, shows_models, table
 import codl
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
+from codl.ir.records import soc as socs
 from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered
 from codl.predict import DEFAULT
-from codl.records import soc as socs
 from codl.report.results import EvalResult
 from codl.report.text_table import TextTable, digits
 from codl.strategies import Context

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.evaluation.interleaved import Evaluation
+from codl.ir.records.results import EvalRow, Latency
+from codl.ir.records.soc import Soc
 from codl.jobs import bench
 from codl.jobs import evaluate as api
+from codl.jobs.interleaved import Evaluation
 from codl.jobs.options import result_file
 from codl.measure.budget import Budget
-from codl.records.results import EvalRow, Latency
-from codl.records.soc import Soc
 from codl.strategies import Context
 from codl.targets.local import LocalTarget
 
@@ -142,51 +141,13 @@ def test_models_of_an_evaluation_share_its_time(
     assert "1 models left: the budget of 7 s is over." in said
 
 
-def test_an_evaluation_keeps_the_models_before_ctrl_c(
-    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "evaluate_model", Steps(Hands(), calls=2).after(evaluated))
-    words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
-    found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
-    assert (found["stopped"], found["left"], len(found["rows"])) == ("interrupted", 1, 2)
-    assert "Interrupted. 2 rows of models before that are kept." in said
-
-
-def test_an_evaluation_that_ctrl_c_ends_in_its_first_model_is_written(
-    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_short(*given: Any, **how: Any) -> Evaluation:
-        assert how["effort"].min_seconds == 20
-        return replace(evaluated(*given, **how), is_cut_short=True)
-
-    monkeypatch.setattr(api, "evaluate_model", cut_short)
-    words = ["eval", "--soc", soc_file, "--models", ",".join(MODELS), "--strategies", "cpu"]
-    found, said = ended(tmp_path, *words, "-o", "eval.json", code=128 + signal.SIGINT)
-    written = json.loads((tmp_path / "eval.json").read_text())
-    assert (written["stopped"], written["left"], len(written["rows"])) == ("interrupted", 2, 1)
-    assert written["incomplete"] == found["incomplete"] == (
-        "The evaluation was ended early: matmul was measured for a shorter time; op_chain, bert "
-        "not measured."
-    )  # fmt: skip
-    assert "Interrupted. 1 rows of models before that are kept." in said
-
-
-def test_no_time_at_all_is_no_budget(tmp_path: Path, soc_file: str) -> None:
-    words = ["bench", "ops", "--ops", SMALL, "--soc", soc_file, "--budget", "0"]
-    done = command_line.run(tmp_path, *words)
-    assert (done.code, done.stdout) == (1, "")
-    assert "--budget must be above 0, got '0'" in done.stderr
-
-
 @pytest.mark.parametrize(
     "words",
     [
         "collect --soc host --hot nan",
         "collect --soc host --hot -1",
         "collect --soc host --cool-down soon",
-        "collect --soc host --batch 0",
         "collect --soc host --similar -1",
-        "bench sustained op_chain --soc host --time nan",
         "bench ui op_chain --soc host --time -1",
         "eval --soc host --models op_chain --time nan",
         "run op_chain --soc host --batch 99999999999999999999",

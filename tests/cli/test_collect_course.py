@@ -13,7 +13,6 @@ from codl.jobs.collect import Agenda, Collect
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import TaskFilter, everything
-from codl.predict.active_learning import ActiveLearner
 
 SCOPE = TaskFilter([layer.op for layer in row(2).layers], [0.5, 1.0])
 
@@ -27,12 +26,6 @@ def test_without_a_budget_everything_is_on_the_agenda(job: Collect) -> None:
     found = agenda(job)
     assert list(found.tasks) == list(everything(SCOPE, SOC))
     assert (found.learner, found.time_s) == (None, None)
-
-
-def test_a_budget_has_an_active_learner() -> None:
-    found = agenda(Collect(budget_s=100.0))
-    assert isinstance(found.learner, ActiveLearner)
-    assert found.time_s == 80.0
 
 
 @pytest.mark.parametrize(("budget_s", "measured_s"), [(20, 10), (60, 40), (3600, 0.97 * 3600)])

@@ -60,7 +60,7 @@ def test_help_lists_commands_by_their_own_words() -> None:
     ("line", "words"),
     [
         ("codl e", ["eval", "explain"]),
-        ("codl bench ", ["ops", "sustained", "ui"]),
+        ("codl bench ", ["ops", "stream", "ui"]),
         ("codl eval --mo", ["--models"]),
         ("codl soc show --js", ["--json"]),
     ],

@@ -15,7 +15,6 @@ from support import command_line
 from typer.testing import CliRunner, Result
 
 from codl.cli.app import SIGNALLED, app
-from codl.errors import UnknownNameError
 from codl.registry import rolled_back
 from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, register
 
@@ -56,10 +55,8 @@ def test_all_checks_pass_on_this_machine(
     result = doctor("--json", "--budget", "4s", "-o", str(file))
     found = checks(result)
     assert json.loads(file.read_text()) == json.loads(result.stdout)
-    # What others do here may change the pace, and take the room.
-    failed = [one for name, one in found.items() if not one["ok"] and name != "pace"]
-    assert not failed
-    assert result.exit_code == (0 if found["pace"]["ok"] else 1)
+    assert not [one for one in found.values() if not one["ok"]]
+    assert result.exit_code == 0
     assert {"agent", "python", "package numpy", "opencl loader"} <= set(found)
     for device in devices:
         title = f"{device.name} ({device.icd})"
@@ -169,8 +166,3 @@ def test_where_nothing_can_run_a_sentence_says_why(missing: str, said: str) -> N
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_an_unknown_serial_is_an_error() -> None:
-    with pytest.raises(UnknownNameError, match="Unknown serial 'nowhere'"):
-        doctor("--serial", "nowhere")

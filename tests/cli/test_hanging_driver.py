@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from codl.machine.placement import LocalSoc
 from codl.runtime.guard import END_S
-from codl.runtime.placement import LocalSoc
 
 PLUGIN = Path(__file__).parent.parent / "support" / "hanging_driver"
 #: What a busy machine may take beside the guard's own time.
@@ -70,14 +70,14 @@ def test_ctrl_c_ends_a_command_whose_driver_hangs(
     assert not hung_agents(process.pid)
 
 
-@pytest.mark.parametrize(("serial", "code"), [("local", -signal.SIGKILL), ("process", 0)])
+@pytest.mark.parametrize(("serial", "code"), [("local", -signal.SIGKILL), ("process", 1)])
 def test_a_collection_ends_soon_after_its_budget_where_the_driver_hangs(
     serial: str, code: int, first_soc: LocalSoc, tmp_path: Path
 ) -> None:
     soc = str(first_soc.save(tmp_path / "soc.yaml"))
-    words = ("collect", "--soc", soc, "--serial", serial, "--budget", "4", "--no-tune")
+    words = ("collect", "--soc", soc, "--serial", serial, "--budget", "4")
     call = "enqueue_nd_range_kernel free"
-    with hanging(tmp_path, call, *words, "-o", str(tmp_path / "data")) as process:
+    with hanging(tmp_path, call, *words, "--datasets", str(tmp_path / "data")) as process:
         begin = time.monotonic()
         process.communicate(timeout=120)
         assert time.monotonic() - begin < 4 + 15 + 15 + SLOW_S

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.executables import SOCS, encoded, small_executable, small_network, small_plan
+from support.executables import SOCS, encoded, small_executable
 from support.simulated import SOC
-from support.some import some
 from typer.testing import CliRunner
 
-from codl.bundle.archive import EXECUTABLE, write_archive
 from codl.cli.app import app
-from codl.cli.listing import content
-from codl.errors import CodlError, InvalidFileError
+from codl.cli.show import content
+from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir.executable import Executable
+from codl.jobs.bundle.archive import EXECUTABLE, write_archive
 from codl.plan.build_plan import default_plan
 
 
@@ -60,19 +59,6 @@ def test_flags_are_listed_with_what_they_signal() -> None:
     assert {(one["side"], one["label"][-10:]) for one in raised} == {("gpu", "to the CPU")}
 
 
-def test_people_get_tables(executable_file: Path) -> None:
-    text = shown(executable_file)
-    for word in ("staging", "op1 + op2", "conv2d", "ncnn", "to the GPU", "What runs, in order"):
-        assert word in text
-
-
-def test_what_uses_a_buffer_is_named() -> None:
-    executable = small_executable()
-    for own in some(content(executable)["buffers"]):
-        users = {t.name for t in executable.tensors if t.buffer == own["buffer"]}
-        assert set(own["tensors"]) == users
-
-
 def test_a_plan_is_shown_and_lowered(tmp_path: Path) -> None:
     network = load_network("op_chain")
     plan = default_plan(network, SOC, "gpu").save(tmp_path / "plan.json")
@@ -93,17 +79,6 @@ def test_what_is_none_of_the_three_is_refused(text: str, tmp_path: Path) -> None
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidFileError, match=str(file)):
         shown(file)
-
-
-def test_a_plan_is_not_kept_as_an_executable(tmp_path: Path) -> None:
-    plan = small_plan(small_network(), SOC).save(tmp_path / "plan.json")
-    result = CliRunner().invoke(app, ["show", str(plan), "--executable", str(tmp_path / "e.json")])
-    assert result.exit_code == 2
-
-
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(CodlError, match="there is no such file"):
-        shown(tmp_path / "none.json")
 
 
 def bundle_of(executable: Executable, file: Path) -> Path:

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
+from codl.ir.records.soc import Soc
 from codl.jobs import run
 from codl.kernels import registry
 from codl.plan.build_plan import preferring
-from codl.records.soc import Soc
 
 RUN = ["run", "small.onnx", "--soc", "test", "--plan", "plan.json", "--rounds", "1", "--json"]
 LOST = -36

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.faults import Faulty
 from support.variants import with_variants
 from support.whole_way import write_model
@@ -18,10 +17,9 @@ from codl.cli import output
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
-from codl.frontend.models.builder import ModelBuilder
+from codl.ir.records.soc import Soc
+from codl.ir.records.soc import load as soc_at
 from codl.kernels import registry
-from codl.records.soc import Soc
-from codl.records.soc import load as soc_at
 
 
 @pytest.fixture
@@ -57,6 +55,8 @@ def test_every_op_has_a_row(folder: Path) -> None:
     assert found["reference"] == "ONNX Runtime"
     assert found["seed"] is not None
     assert [one["op"] for one in found["placement"]] == ["conv1", "pool1", "fc1"]
+    assert found["environment"]["protocol"]["cosine"] == 0.9999
+    assert found["digests"]["models"].keys() == found["digests"]["plans"].keys() == {"small"}
 
 
 def test_either_processor_is_checked_before_anything_is_trained(folder: Path) -> None:
@@ -80,63 +80,13 @@ def test_several_samples_are_compared_by_their_classes(folder: Path) -> None:
     for number in range(3):
         image = np.random.default_rng(number).standard_normal((1, 8, 16, 16), np.float32)
         np.savez(folder / "samples" / f"{number}.npz", image=image)
-    (folder / "labels.txt").write_text("0.npz 1\n1.npz 2\n2.npz 3\n")
-    found = answer("--inputs", "samples", "--labels", "labels.txt")
+    found = answer("--inputs", "samples")
     assert (found["agreement"]["samples"], found["agreement"]["top1"]) == (3, 1.0)
-    assert found["agreement"]["accuracy"] == found["agreement"]["reference_accuracy"]
     assert found["lowest"]["file"] in ("0.npz", "1.npz", "2.npz")
     assert found["lowest"]["cosine"] == found["cosine"]
     (folder / "none").mkdir()
     with pytest.raises(CodlError, match="there is no"):
         answer("--inputs", "none")
-
-
-DEPLOYED = """
-models:
-  small:
-    platform: onnx
-    model_file_path: small.onnx
-    preprocessing: {scale: 1, mean: 128, std: 64, color: gray}
-"""
-
-
-@pytest.fixture
-def pictures(folder: Path) -> Path:
-    """A model of gray images, in place of the other one, and a folder of some."""
-    b = ModelBuilder("small")
-    x = b.relu(b.conv(b.input("image", (1, 1, 16, 16)), 8, 3, pad=1))
-    b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
-    (folder / "small.onnx").write_bytes(b.build().SerializeToString())
-    (folder / "deploy.yaml").write_text(DEPLOYED)
-    (folder / "pictures").mkdir()
-    for number in range(3):
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 24), np.uint8)
-        Image.fromarray(pixels).save(folder / "pictures" / f"{number}.png")
-    (folder / "pictures" / "notes.txt").write_text("None of these is a cat.")
-    return folder / "pictures"
-
-
-def test_images_are_preprocessed_as_a_deployment_file_says(folder: Path, pictures: Path) -> None:
-    found = answer("--inputs", "pictures", model="deploy.yaml")
-    assert found["ok"]
-    assert (found["agreement"]["samples"], found["agreement"]["top5"]) == (3, 1.0)
-    assert found["lowest"]["file"] in ("0.png", "1.png", "2.png")
-    usual = answer("--inputs", "pictures")
-    assert usual["ok"]
-    assert found["ops"][0]["largest_expected"] != usual["ops"][0]["largest_expected"]
-    first = (np.asarray(Image.open(pictures / "0.png").resize((16, 16), 2), np.float32) - 128) / 64
-    np.savez(folder / "first.npz", image=first.reshape(1, 1, 16, 16))
-    same = answer("--inputs", "first.npz", model="deploy.yaml")
-    assert found["ops"][0]["largest_expected"] == same["ops"][0]["largest_expected"]
-
-
-def test_a_broken_image_ends_it_before_anything_runs(folder: Path, pictures: Path) -> None:
-    (pictures / "2.png").write_bytes((pictures / "2.png").read_bytes()[:100])
-    with pytest.raises(CodlError, match=r"2\.png: no image that can be read"):
-        answer("--inputs", "pictures", model="deploy.yaml")
-    np.savez(pictures / "3.npz", image=np.zeros((1, 1, 16, 16)))
-    with pytest.raises(CodlError, match=r"1 \.npz files and 3 images"):
-        answer("--inputs", "pictures")
 
 
 def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:
@@ -151,14 +101,7 @@ def test_what_the_budget_does_not_reach_is_told(folder: Path) -> None:
     done = CliRunner().invoke(
         app, ["validate", "small.onnx", "--soc", "test", "--budget", "0.001s"]
     )
-    assert "not reached" in done.stdout
-
-
-def test_results_say_what_they_are_of(folder: Path) -> None:
-    found = answer()
-    assert found["environment"]["protocol"]["cosine"] == 0.9999
-    assert found["environment"]["driver"]
-    assert found["digests"]["models"].keys() == found["digests"]["plans"].keys() == {"small"}
+    assert "Not reached in time" in done.stdout
 
 
 def test_outputs_that_are_not_close_enough_are_an_error(folder: Path) -> None:
@@ -213,7 +156,7 @@ def test_strictly_nothing_falls_back(folder: Path, faulty: str) -> None:
 
 
 def test_halves_are_tried(folder: Path) -> None:
-    found = answer("--half", "--cosine", "0.999")
+    found = answer("--precision", "half_storage", "--cosine", "0.999")
     assert {row["precision"]["stored"] for row in found["ops"]} == {"float16"}
     assert found["ok"]
     assert 1e-6 < found["max_rel_err"] < 2e-2
@@ -229,9 +172,8 @@ def test_people_get_a_table_in_which_no_word_is_broken(
     assert max(map(len, done.stdout.splitlines())) <= width
     words = {word.strip(",;") for word in done.stdout.split()}
     for row in json.loads(Path("all.json").read_text())["ops"]:
-        shown = f"{row['cosine']:.7f} {row['max_rel_err']:.1e} {row['largest_expected']:.3g}"
-        where = f"{row['op']} {row['processor']}: {row['variant']} {row['layout']} {row['placed']}"
-        assert words >= {word.strip(",;") for word in f"{shown} {where}".split()}
-    told = " ".join(done.stdout.split())
-    for text in ("why there", "so far", "Every op and the outputs are right"):
-        assert text in told
+        shown = (
+            f"{row['cosine']:.6f} {row['op']} {row['processor']} {row['variant']} {row['verdict']}"
+        )
+        assert words >= {*shown.split()}
+    assert "Every op and the outputs are right" in " ".join(done.stdout.split())

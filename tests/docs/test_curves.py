@@ -15,7 +15,6 @@ from codl.errors import InvalidFileError
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from curves import (  # type: ignore[import-not-found]
     CurveResult,
-    closest_content,
     curve,
     curve_content,
     families,
@@ -81,17 +80,6 @@ def test_points_are_gains_over_the_better_processor_by_the_ratio_of_speeds() -> 
     assert [point.predicted for point in family.models["other"]] == [None, None]
 
 
-def test_the_closest_sizes_stand_with_the_least_gain_on_any() -> None:
-    table = closest_content([parsed(example())])
-    (section,) = table.sections
-    assert section.heading == "Test GPU in part beside Test CPU"
-    testnet, other = (list(row.cells) for row in section.rows)
-    assert testnet[:3] == ["testnet", "test data, left2", "0.500"]  # as far as 2 is
-    assert testnet[-1] == "1.00"
-    assert other == ["other", "test data, left1", "1.00", "1.60", "\N{EN DASH}", "2.00", "0.800"]
-    assert "the least at any size is 0.800, of other (test data, left8)" in table.caption[0]
-
-
 def test_every_point_has_a_line_and_a_failed_one_a_reason() -> None:
     content = example()
     content["evaluations"].append(evaluation("left16", failing("testnet")))
@@ -107,19 +95,16 @@ def test_every_point_has_a_line_and_a_failed_one_a_reason() -> None:
     assert "Test GPU in part beside Test CPU: Test OpenCL 9." in caption
     assert "simulated: from a model of a SoC, not from a device." in caption
     assert "Divided cores" not in caption
+    # A ratio of 2 is as far from 1 as one of 1/2.
+    closest = "where the two are closest, the geometric mean of 2 models is 1.41 times"
+    assert f"Test GPU in part beside Test CPU: {closest} the better one" in caption
+    assert "the least at any size is 0.800, of other (test data, left8)" in caption
 
 
 def test_what_was_measured_later_counts() -> None:
     again = [evaluation("left2", failing("testnet")), evaluation("left2", rows(LEFT2))]
     (family,) = families([parsed(curves(*again))])
     assert [point.measured.gain for point in family.points] == [1.25]
-
-
-def test_latencies_of_nothing_make_no_point() -> None:
-    none = {"testnet": ((0.0, 20.0, 8.0), None)}
-    result = parsed(curves(evaluation("left2", rows(none))))
-    assert not families([result])
-    assert curve_content([result]).sections[0].rows[0].failure == "no reason recorded"
 
 
 def test_the_picture_says_all_that_it_shows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,29 +26,23 @@ import codl
 from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, parse
-from codl.ir.executable_check import check
+from codl.ir.executable_json import check
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
-from codl.plugins import VARIABLE, PluginError, load_installed
 from codl.predict import ESTIMATORS
-from codl.records.soc import Soc
-from codl.registry import rolled_back
+from codl.registry import TRANSPORTS, VARIABLE, PluginError, load_installed, rolled_back
 from codl.strategies import STRATEGIES
 from codl.targets import detect as detecting
-from codl.targets.connect import TRANSPORTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/extending.md"
-FILE = re.compile(r"^`(?P<name>[\w./]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 PLUGIN = "codl_lrn"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files of the page."""
-    for match in FILE.finditer(PAGE.read_text()):
-        path = tmp_path / match["name"]
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(match["text"])
+    """A copy of the page's files."""
+    shutil.copytree(PAGE.parent / "lrn", tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from codl.report.load import load_result
+from codl.report.results import load_result
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = {"name": "two", "description": "two halves"}
@@ -113,7 +113,7 @@ def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
         row("gpu", 20.0),
         row("codl", 16.0, plan="p"),
         timelines=[{"model": "net", "strategy": "codl", "spans": spans}],
-        plans={"p": {"chains": chains}},
+        plans={"p": {"model": "net", "strategy": "codl", "chains": chains}},
     )
     svg = ElementTree.fromstring(stand_alone(split([load_result(file)], "t")))
     words = {element.text for element in svg.iter()}

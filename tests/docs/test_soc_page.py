@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from codl.measure.facts import FACTS
-from codl.records.soc import Soc
-from codl.runtime.placement import Placement
+from codl.ir.records.soc import Soc
+from codl.machine.placement import Placement
+from codl.measure.facts import SVM_ATOMICS
 from codl.targets.detect import SIGNAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "soc.md").read_text()
@@ -42,4 +42,4 @@ def test_every_key_of_a_placement_has_its_line() -> None:
 
 
 def test_what_is_measured_is_a_key_of_a_soc_file() -> None:
-    assert {*FACTS, SIGNAL} <= {*keys(Soc)}
+    assert {SVM_ATOMICS, SIGNAL} <= {*keys(Soc)}

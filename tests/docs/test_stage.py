@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from codl.errors import CodlError, InvalidFileError
-from codl.ir import parse
+from codl.errors import CodlError
 from codl.ir.environment import Environment
+from codl.ir.records import soc as socs
+from codl.ir.records.results import Digests
+from codl.machine.placement import LocalSoc, Placement
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
-from codl.measure.tasks import load_ops
-from codl.records import soc as socs
-from codl.records.results import Digests
-from codl.runtime.placement import LocalSoc, Placement
 
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 OP = "conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1"
@@ -81,7 +79,7 @@ def test_rows_of_a_common_side_are_measured_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one, other = (script("stage_socs").of_multiprocessors(card(), left) for left in (4, 8))
-    take_rows = script("stage_rows").take_rows
+    take_rows = script("stage_socs").take_rows
     assert take_rows(other, [one]) == 0
     _write_dataset(one.soc)
     assert take_rows(other, [one]) == 1
@@ -104,25 +102,6 @@ def _write_dataset(soc: LocalSoc) -> None:
     run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
     content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
     dataset.write_manifest(content)
-
-
-def test_ops_of_a_model_are_written_once(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = script("stage")._ops("op_chain")
-    assert load_ops([file]) == load_ops(["op_chain"])
-    Path(file).write_text(f"op\n{OP}\n")
-    assert script("stage")._ops("op_chain") == file
-    assert load_ops([file]) == [parse(OP)]
-
-
-def test_sides_are_common_where_the_same_cores_do_the_same(script: Any) -> None:
-    of_cores, common = script("stage_socs").of_cores, script("stage_rows").common_side
-    even = of_cores(cores(), 8, 8)
-    assert common(of_cores(cores(), 2, 8), even) == "gpu"
-    assert common(of_cores(cores(), 8, 4), even) is None  # tiles are tuned for other cores
-    assert common(script("stage_socs").of_multiprocessors(card(), 4), even) is None
 
 
 def rows(status: str = "ok") -> list[dict[str, Any]]:
@@ -184,15 +163,3 @@ def test_a_curve_says_where_each_part_was_measured(script: Any, tmp_path: Path) 
     assert first.digests is not None
     assert set(first.digests.models) == {"testnet", "other"}
     assert [own.environment and own.environment.driver for own in (first, second)] == ["7.1", "7.2"]
-
-
-def test_another_file_is_not_written_over(script: Any, tmp_path: Path) -> None:
-    path = tmp_path / "eval.json"
-    path.write_text('{"command": "eval", "soc": "x", "rows": []}')
-    with pytest.raises(InvalidFileError, match="holds no curve"):
-        script("curve_file").CurveFile(path)
-    content = path.read_text()
-    other = script("curve_file").CurveFile(tmp_path / "curve.json")
-    with pytest.raises(InvalidFileError, match="expected float"):
-        other.add({"name": "x"}, "local", [{**rows()[0], "predicted_ms": "soon"}])
-    assert (path.read_text(), other.path.exists()) == (content, False)

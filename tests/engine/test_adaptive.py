@@ -20,15 +20,15 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.evaluation.closeness import max_rel_err
+from codl.ir.records.results import Latency
+from codl.machine.placement import LocalSoc
+from codl.measure.closeness import max_rel_err
 from codl.measure.timing import TimedTogether
 from codl.plan.build_plan import default_plan
+from codl.plan.corrections import waiting
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.improver import waiting
 from codl.plan.search import search
-from codl.records.results import Latency
-from codl.runtime.placement import LocalSoc
 from codl.strategies.adapter import APART, FIRST, MOST, PlanAdapter
 from codl.targets.connect import connect
 

@@ -14,8 +14,8 @@ from support.references import model_of_values
 from codl.engine.engine import Engine
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
-from codl.runtime.placement import LocalSoc
 
 KINDS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
 
@@ -30,9 +30,7 @@ def _drawn(kind: str, x: str, name: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_nodes_draw_other_numbers(kind: str, first_soc: LocalSoc) -> None:
-    nodes = [
-        helper.make_node("Add", ["x", "halves"], ["half"]),
-    ]
+    nodes = [helper.make_node("Add", ["x", "halves"], ["half"])]
     for i in range(3):
         nodes.append(_drawn(kind, "x", f"r{i}"))
         nodes.append(helper.make_node("Tanh", [f"r{i}"], [f"t{i}"]))  # groups lie apart

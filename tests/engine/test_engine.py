@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import permutations, product
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -24,20 +25,21 @@ from support.some import some
 
 from codl.engine.engine import Engine, fallbacks_of
 from codl.errors import CodlError, DeviceError, UnsupportedError
-from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.executable import GpuOp, Refusal
 from codl.ir.plan import Plan
+from codl.ir.records.results import Fallback
+from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.ir.types import BLOCKED, PLANAR, Processor
 from codl.kernels.tuning import Tuning
-from codl.lower import lower, pieces
+from codl.lower import pieces
 from codl.lower.assembly import lifetimes
+from codl.lower.lowering import lower
 from codl.lower.partition import PartitionedPlan, partition_plan
+from codl.measure.closeness import max_rel_err
 from codl.plan.build_plan import default_plan
-from codl.records.results import Fallback
-from codl.records.soc import Soc
 from codl.runtime.loaded import Footprint as Memory
 from codl.runtime.session import Session
 
@@ -65,16 +67,17 @@ def test_many_threads_get_their_own_outputs(first_soc: Soc) -> None:
 
 
 def test_ten_thousand_runs_leak_nothing(first_soc: Soc) -> None:
+    """A leak grows in every part of the runs; a driver's pool grows once, at any time."""
     network = row(2)
     plan = make_plan(network, first_soc, [(1, "H", 0.5), (1, "OC", 0.5)], "missing")
     with Engine(network, plan, here(first_soc)) as engine:
         engine.feed(image(network))
-        for _ in range(500):
-            engine.run()
-        before = _resident_bytes()
-        for _ in range(10_000):
-            engine.run()
-        assert _resident_bytes() - before < 2 << 20  # 200 bytes a run
+        resident = [_resident_bytes()]
+        for _ in range(5):
+            for _ in range(2_000):
+                engine.run()
+            resident.append(_resident_bytes())
+    assert median(np.diff(resident)) < 2_000 * 200  # 200 bytes a run
 
 
 def test_engines_leave_no_texts_of_functions_behind(first_soc: Soc) -> None:
@@ -191,7 +194,7 @@ def test_weights_are_counted_where_they_are(first_soc: Soc) -> None:
 
 
 @given(cuts=CUTS, in_place=st.booleans(), sharing=st.sampled_from(["gather", "missing"]))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 def test_memory_is_free_only_when_nobody_touches_it(
     cuts: Sequence[tuple[int, str, float]], in_place: bool, sharing: str, first_soc: Soc
 ) -> None:
@@ -254,12 +257,7 @@ def _touched(program: PartitionedPlan, in_place: bool) -> dict[tuple[str, str], 
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
-@settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=6, derandomize=True)
 def test_where_memory_must_be_mapped_outputs_are_the_same(
     cuts: Sequence[tuple[int, str, float]], sharing: str, soc: Soc
 ) -> None:

@@ -15,8 +15,8 @@ from support.onnx_models import floats, model, node
 from codl.engine.engine import Engine
 from codl.frontend.convert import load_network
 from codl.ir.types import Processor
+from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import preferring
-from codl.runtime.placement import LocalSoc
 
 READERS = {
     "sigmoid": node("Sigmoid", "l", "y"),
@@ -25,8 +25,15 @@ READERS = {
     "max pool": node("MaxPool", "l", "y", kernel_shape=[1, 2]),
     "convolution": node("Conv", "l w", "y", pads=[1, 1, 1, 1]),
     "group convolution": node("Conv", "l g", "y", pads=[1, 1, 1, 1], group=4),
+    "depthwise convolution": node("Conv", "l d", "y", pads=[1, 1, 1, 1], group=8),
+    "two outputs of a channel": node("Conv", "l m", "y", pads=[1, 1, 1, 1], group=8),
 }
-WEIGHTS = {"w": floats(8, 8, 3, 3), "g": floats(8, 2, 3, 3)}
+WEIGHTS = {
+    "w": floats(8, 8, 3, 3),
+    "g": floats(8, 2, 3, 3),
+    "d": floats(8, 1, 3, 3),
+    "m": floats(16, 1, 3, 3),
+}
 LIMITS = {"c.low": np.float32(0), "c.high": np.float32(6)}
 
 

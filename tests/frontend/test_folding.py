@@ -7,15 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-
-from codl.frontend.convert import network_of
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.ir import Network
+from onnx import helper
+from support import onnx_models, references
 
 Values = dict[str, Any]
 
@@ -35,37 +30,13 @@ def model(
         helper.make_node(kind, reads.split(), [output], name=f"n_{output}", **dict(*more))
         for kind, reads, output, *more in nodes
     ]
-    graph = helper.make_graph(
-        made,
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(v), k) for k, v in (NORM | values).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def evaluate(network: Network, x: NDArray[np.float32]) -> list[NDArray[np.float64]]:
-    """By the reference of every op."""
-    ((name, shape),) = network.inputs.items()
-    values: dict[str, NDArray[np.float64]] = {name: x.astype(np.float64).reshape(shape)}
-    values |= {name: value.astype(np.float64) for name, value in network.constants.items()}
-    for layer in network.layers:
-        given = [values[name] for name in layer.inputs]
-        values[layer.output] = layer.op.reference(given, layer.weights)
-    return [values[held].reshape(shape) for held, shape in network.outputs.values()]
+    return onnx_models.model(made, {"x": sizes}, outputs, NORM | values)
 
 
 def check(proto: onnx.ModelProto) -> list[str]:
     """The kinds of ops that are left, where the outputs are those of the model."""
     sizes = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
-    x = floats(*sizes)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    network = network_of(import_onnx(proto, "test"))
-    for got, expected in zip(evaluate(network, x), session.run(None, {"x": x}), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    network = references.check(proto, {"x": floats(*sizes)}, encloses=True)
     return [layer.op.kind for layer in network.layers]
 
 

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.frontend.models.deployment import load_onnx
+from codl.frontend.models.onnx_file import load_onnx
 from codl.ir import Network, to_text
 
 
@@ -36,15 +34,6 @@ def one_node(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_batch_norm_and_activation_are_folded_into_the_convolution() -> None:
-    b = ModelBuilder("test")
-    x = b.input("x", (1, 3, 8, 8))
-    b.output(b.leaky_relu(b.batch_norm(b.conv(x, 16, 3, pad=1, bias=False)), 0.1))
-    network = network_of(b.build())
-    texts = [to_text(layer.op) for layer in network.layers]
-    assert texts == ["conv2d in=1x3x8x8 oc=16 kernel=3x3 pad=1 act=leaky_relu:0.1"]
-
-
 def test_a_symbolic_batch_becomes_one_and_other_sizes_must_be_fixed() -> None:
     weight = np.ones((4, 3, 1, 1), np.float32)
     node = helper.make_node("Conv", ["x", "w"], ["y"])
@@ -54,38 +43,12 @@ def test_a_symbolic_batch_becomes_one_and_other_sizes_must_be_fixed() -> None:
         network_of(one_node(node, [1, 3, "height", 8], w=weight))
 
 
-@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_automatic_padding_becomes_explicit(auto_pad: str, stride: int) -> None:
-    random = np.random.default_rng(0)
-    weight = random.standard_normal((4, 3, 4, 3)).astype(np.float32)
-    node = helper.make_node("Conv", ["x", "w"], ["y"], auto_pad=auto_pad, strides=[stride] * 2)
-    proto = one_node(node, [1, 3, 11, 10], w=weight)
-    (layer,) = network_of(proto).layers
-    x = random.standard_normal((1, 3, 11, 10)).astype(np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    expected = session.run(None, {"x": x})[0]
-    got = layer.op.reference([x.astype(np.float64)], layer.weights)
-    np.testing.assert_allclose(got, expected, atol=1e-4)
-
-
 def test_ceil_mode_becomes_padding() -> None:
     node = helper.make_node(
         "MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1
     )
     (layer,) = network_of(one_node(node, [1, 4, 7, 7])).layers
     assert to_text(layer.op) == "pooling in=1x4x7x7 kernel=2x2 stride=2x2 pad=0,0,1,1"
-
-
-def test_a_flattened_output_keeps_its_declared_shape() -> None:
-    b = ModelBuilder("test")
-    x = b.input("x", (1, 8, 6, 6))
-    b.output(b.flatten(b.max_pool(x, 2, 2)))
-    network = network_of(b.build())
-    assert [layer.op.kind for layer in network.layers] == ["pooling"]
-    assert list(network.outputs.values()) == [("pool1", (1, 72))]
 
 
 def test_what_onnx_runtime_loads_but_does_not_optimise_needs_no_shape_of_outputs() -> None:
@@ -125,21 +88,6 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         models.load("vgg")
 
 
-def test_weights_that_do_not_lie_beside_a_model_are_named(tmp_path: Path) -> None:
-    b = ModelBuilder("test")
-    b.output(b.conv(b.input("x", (1, 3, 8, 8)), 4, 3, pad=1))
-    path, beside = tmp_path / "apart.onnx", tmp_path / "apart.onnx.data"
-    how = {"save_as_external_data": True, "location": beside.name, "size_threshold": 0}
-    onnx.save(b.build(), path, **how)
-    assert all(tensor.raw_data for tensor in load_onnx(path).graph.initializer)
-    beside.rename(tmp_path / "elsewhere")
-    with pytest.raises(InvalidFileError, match=r"its weights lie in apart\.onnx\.data, which"):
-        load_onnx(path)
-    beside.write_bytes(b"short")
-    with pytest.raises(InvalidFileError, match=r"apart\.onnx: its weights cannot be read"):
-        load_onnx(path)
-
-
 def apart(folder: Path) -> np.ndarray:
     """A model with its weights beside it, as `model.onnx` and `model.onnx_data`; the weights."""
     b = ModelBuilder("test")
@@ -154,6 +102,18 @@ def apart(folder: Path) -> np.ndarray:
 
 def is_read(path: Path, weight: np.ndarray) -> bool:
     return np.array_equal(numpy_helper.to_array(load_onnx(path).graph.initializer[0]), weight)
+
+
+def test_weights_that_do_not_lie_beside_a_model_are_named(tmp_path: Path) -> None:
+    weight = apart(tmp_path / "real")
+    path, beside = tmp_path / "real" / "model.onnx", tmp_path / "real" / "model.onnx_data"
+    assert is_read(path, weight)
+    beside.rename(tmp_path / "elsewhere")
+    with pytest.raises(InvalidFileError, match=r"its weights lie in model\.onnx_data, which"):
+        load_onnx(path)
+    beside.write_bytes(b"short")
+    with pytest.raises(InvalidFileError, match=r"model\.onnx: its weights cannot be read"):
+        load_onnx(path)
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
@@ -190,16 +150,6 @@ def test_weights_outside_of_a_folder_are_not_read(tmp_path: Path) -> None:
         onnx.save(proto, tmp_path / "real" / "other.onnx")
         with pytest.raises(InvalidFileError, match=r"outside of its folder\. Save the model again"):
             load_onnx(tmp_path / "real" / "other.onnx")
-
-
-def test_weights_come_from_the_seed_alone() -> None:
-    def weight(seed: int) -> np.ndarray:
-        b = ModelBuilder("test", seed=seed)
-        b.output(b.conv(b.input("x", (1, 3, 8, 8)), 4, 3, pad=1))
-        return numpy_helper.to_array(b.build().graph.initializer[0])
-
-    np.testing.assert_array_equal(weight(0), weight(0))
-    assert not np.array_equal(weight(0), weight(1))
 
 
 def test_denormal_weights_of_products_are_zero() -> None:

@@ -11,9 +11,8 @@ from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
 
 from codl.errors import CodlError, InvalidFileError, UnsupportedError
-from codl.frontend.convert import load_network, network_of
+from codl.frontend.convert import enclose, load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.unsupported import enclose
 from codl.ir import parse, to_text
 from codl.ir.onnx_node import Node
 from codl.ir.ops.onnx_model import OnnxModel

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
-from support.references import check, evaluate, model_of_values
+from support.references import check, evaluate
 
 from codl.errors import UnsupportedError
 from codl.frontend.convert import network_of
@@ -80,16 +80,6 @@ def test_a_transpose_behind_which_one_reshape_is_an_output_and_one_is_read() -> 
     check(proto, {"x": floats(1, 20, 3)})
 
 
-@pytest.mark.parametrize("after", ["Relu", "Sigmoid", "HardSwish"])
-def test_a_model_of_halves_with_an_output_beside_an_activation(after: str) -> None:
-    x = floats(1, 3, 6, 5).astype(np.float16)
-    nodes = [node("Conv", "x w", "a"), node(after, "a", "y")]
-    proto = model_of_values(nodes, {"x": x}, {"w": W.astype(np.float16)}, outputs=("a", "y"))
-    for info in proto.graph.output:
-        info.type.tensor_type.elem_type = TensorProto.FLOAT16
-    check(proto, {"x": x}, 1e-2)
-
-
 @pytest.mark.parametrize("shape", [(4, 1), (1, 4), (4,), (4, 4), (1,), ()])
 def test_what_a_product_adds_keeps_its_shape_where_it_is_scaled(shape: tuple[int, ...]) -> None:
     constants = {"w": floats(5, 4, seed=1), "c": floats(*shape, seed=2), "s": floats(4, seed=3)}
@@ -156,30 +146,6 @@ def test_a_constant_that_a_caller_could_give_is_the_constant() -> None:
     x = floats(2, 3)
     np.testing.assert_allclose(evaluate(network, {"x": x})["y"], x + np.arange(3), rtol=1e-6)
     assert [layer.op.kind for layer in network.layers] == ["eltwise"]
-
-
-@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
-@pytest.mark.parametrize(
-    ("size", "window"),
-    [
-        (9, {"kernel_shape": [2, 2], "strides": [3, 3]}),
-        (8, {"kernel_shape": [1, 1], "strides": [2, 2]}),
-        (7, {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
-        (10, {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"}),
-        (10, {"kernel_shape": [3, 3], "strides": [2, 2]}),
-    ],
-    ids=str,
-)
-def test_windows_behind_an_image_are_left_out(kind: str, size: int, window: dict[str, Any]) -> None:
-    """Two poolings, so that the second one's sizes follow from the first one's."""
-    nodes = [
-        node(kind, "x", "a", ceil_mode=1, **window),
-        node(kind, "a", "y", ceil_mode=1, kernel_shape=[2, 2], strides=[3, 3]),
-        node("GlobalAveragePool", "a", "z"),
-    ]
-    x = floats(1, 4, size, size)
-    proto = model(nodes, {"x": list(x.shape)}, ["y", "z"])
-    check(proto, {"x": x})
 
 
 def test_weights_that_are_declared_behind_a_pooling_that_rounds_up() -> None:

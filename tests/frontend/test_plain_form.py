@@ -100,42 +100,26 @@ def test_weights_inside_of_branches(size: int, sparse: bool, chosen: bool) -> No
     check(proto, {"x": floats(4, size), "c": np.array(chosen)}, encloses=True)
 
 
-def test_weights_inside_of_a_loop_in_a_branch() -> None:
+def test_weights_inside_of_a_scan_in_a_branch() -> None:
     info = helper.make_tensor_value_info
+    one, rows = [1, 40], [4, 1, 40]
     body = helper.make_graph(
-        [helper.make_node("MatMul", ["s", "w"], ["t"]), helper.make_node("Tanh", ["t"], ["u"]),
-         helper.make_node("Identity", ["go"], ["on"])],
+        [node("MatMul", "x1 w", "p"), node("Add", "s p", "t"), node("Identity", "t", "o")],
         "body",
-        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []),
-         info("s", TensorProto.FLOAT, [4, 40])],
-        [info("on", TensorProto.BOOL, []), info("u", TensorProto.FLOAT, [4, 40])],
+        [info(name, TensorProto.FLOAT, one) for name in ("s", "x1")],
+        [info(name, TensorProto.FLOAT, one) for name in ("t", "o")],
         [numpy_helper.from_array(floats(40, 40), "w")],
-    )  # fmt: skip
-    loop = helper.make_node("Loop", ["n", "begin", "x"], ["z"], body=body)
-    then = helper.make_graph([loop], "then", [], [info("z", TensorProto.FLOAT, [4, 40])])
-    otherwise = branch("otherwise", 40)
-    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)]
-    proto = model(
-        nodes, {"x": [4, 40], "c": []}, ["y"], {"n": np.int64(3), "begin": np.array(True)}
     )
+    scan = node("Scan", "s0 x", "last z", body=body, num_scan_inputs=1)
+    then = helper.make_graph([scan], "then", [], [info("z", TensorProto.FLOAT, rows)])
+    other = helper.make_graph(
+        [node("Neg", "x", "m")], "other", [], [info("m", TensorProto.FLOAT, rows)]
+    )
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)]
+    proto = model(nodes, {"x": rows, "c": []}, ["y"], {"s0": floats(1, 40, seed=2)})
     proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
-    proto.graph.output[0].CopyFrom(info("y", TensorProto.FLOAT, [4, 40]))
-    check(proto, {"x": floats(4, 40), "c": np.array(True)}, encloses=True)
-
-
-def test_weights_inside_of_a_scan() -> None:
-    info = helper.make_tensor_value_info
-    body = helper.make_graph(
-        [helper.make_node("MatMul", ["x1", "w"], ["p"]), helper.make_node("Add", ["s", "p"], ["t"]),
-         helper.make_node("Identity", ["t"], ["o"])],
-        "body",
-        [info("s", TensorProto.FLOAT, [1, 64]), info("x1", TensorProto.FLOAT, [1, 64])],
-        [info("t", TensorProto.FLOAT, [1, 64]), info("o", TensorProto.FLOAT, [1, 64])],
-        [numpy_helper.from_array(floats(64, 64), "w")],
-    )  # fmt: skip
-    scan = helper.make_node("Scan", ["s0", "x"], ["y", "z"], body=body, num_scan_inputs=1)
-    proto = model([scan], {"x": [5, 1, 64]}, ["y", "z"], {"s0": floats(1, 64, seed=2)})
-    check(proto, {"x": floats(5, 1, 64)}, encloses=True)
+    proto.graph.output[0].CopyFrom(info("y", TensorProto.FLOAT, rows))
+    check(proto, {"x": floats(*rows), "c": np.array(True)}, encloses=True)
 
 
 @pytest.mark.parametrize("rows", [False, True])

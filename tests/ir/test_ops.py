@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
-from support.random_ops import batched, concats, convolutions, fully_connected, ops, poolings
+from support.nd_ops import CUT, parts
+from support.nd_ops import DIMS as ND_DIMS
+from support.random_ops import (
+    batched,
+    movements,
+    norms,
+    ops,
+    products,
+    reductions,
+    softmaxes,
+)  # fmt: skip
 from support.some import some
 
 from codl.errors import CodlError, UnknownNameError
-from codl.frontend.graph.integer_products import session_options
 from codl.ir import Op, Region, Shape, Span, parse, split, to_text
 from codl.ir.columns import GenericColumns
 from codl.ir.network import Layer
-from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.movement import origins
 from codl.lower.partition import cut
 
 DIMS = st.sampled_from(["H", "OC", "N"])
@@ -71,68 +77,92 @@ def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: i
         assert gpu.channels.stop % op.channel_step == 0
 
 
-@given(op=BATCHES, dim=DIMS, ratio=RATIOS, seed=st.integers(0, 99))
-@settings(deadline=None)
-def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    inputs = [random.standard_normal(shape) for shape in op.inputs]
-    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
-    whole = op.reference(inputs, weights)
+@pytest.mark.parametrize(("text", "dims"), ND_DIMS.items())
+def test_ops_say_what_cuts_them(text: str, dims: str) -> None:
+    assert parse(text).dims == tuple(dims.split())
+
+
+def check_part(op: Op, part: Region) -> None:
+    """What a part needs has the sizes that its own op takes, and is enough."""
+    dice = np.random.default_rng(1)
+    inputs = [dice.standard_normal(shape) for shape in op.inputs]
+    if op.kind == "gather":
+        inputs[1] = dice.integers(-5, 5, op.inputs[1]).astype(np.float64)
+    if op.kind == "reduce":
+        inputs = [1 + 0.01 * np.abs(x) for x in inputs]  # some take logarithms, some products
+    weights = op.weights_of(lambda shape: dice.standard_normal(shape, np.float32))
+    own = op.restrict(part)
+    needs = [op.needs(part, index) for index in range(len(inputs))]
+    given = [x[need.slices] for x, need in zip(inputs, needs, strict=True)]
+    assert [x.shape for x in given] == list(own.inputs)
+    assert own.output == part.shape(op.output)
+    taken = op.restrict_weights(weights, part)
+    assert {name: v.shape for name, v in taken.items()} == own.weight_shapes
+    assert parse(to_text(own)) == own
+    expected = op.reference(inputs, weights)[part.slices]
+    np.testing.assert_allclose(own.reference(given, taken), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(op=BATCHES, dim=DIMS, ratio=RATIOS)
+def test_parts_of_a_split_equal_the_whole(op: Op, dim: str, ratio: float) -> None:
     for part in some(split(op, dim if dim in op.dims else op.dims[0], ratio)):  # type: ignore[arg-type]
-        if part.is_empty:
-            continue
-        own = op.restrict(part)
-        needed = [
-            x[need.slices] for x, need in ((x, op.needs(part, i)) for i, x in enumerate(inputs))
-        ]
-        assert tuple(x.shape for x in needed) == own.inputs
-        got = own.reference(needed, op.restrict_weights(weights, part))
-        expected = whole[part.slices]
-        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+        if not part.is_empty:
+            check_part(op, part)
 
 
-@given(st.one_of(convolutions(), poolings(), fully_connected(), concats()))
-@settings(max_examples=60, deadline=None)
-def test_the_reference_agrees_with_onnx_runtime(op: Op) -> None:
-    random = np.random.default_rng(0)
-    inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
-    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
-    plain = op.with_activation(type(op.activation)())
-    expected = run_onnx(plain, inputs, weights)
-    got = op.reference([x.astype(np.float64) for x in inputs], weights)
-    expected = op.activation.reference(expected.astype(np.float64).reshape(op.output))
-    scale = max(np.abs(expected).max(), 1e-3)
-    assert np.abs(got - expected).max() / scale < 1e-5
+@given(data=st.data(), op=st.sampled_from(CUT))
+@settings(max_examples=200)
+def test_parts_of_ops_of_models_equal_the_whole(data: st.DataObject, op: Op) -> None:
+    check_part(op, data.draw(parts(op)))
 
 
-def run_onnx(op: Op, inputs: list[np.ndarray], weights: dict[str, np.ndarray]) -> np.ndarray:
-    kinds = {"conv2d": "Conv", "fc": "Gemm", "concat": "Concat"}
-    names = [f"x{i}" for i in range(len(inputs))]
-    feeds, attributes = dict(zip(names, inputs, strict=True)), {}
-    if isinstance(op, (Conv2d, Pool2d)):
-        attributes = {"kernel_shape": op.kernel, "strides": op.stride, "pads": op.pad}
-    if isinstance(op, Conv2d):
-        attributes |= {"dilations": op.dilation, "group": op.groups}
-    elif isinstance(op, Pool2d):
-        kinds["pooling"] = {"max": "MaxPool", "avg": "AveragePool"}[op.mode]
-        if op.mode == "avg":
-            attributes["count_include_pad"] = int(op.count_pad)
-    elif op.kind == "concat":
-        attributes = {"axis": 1}
-    else:
-        attributes = {"transB": 1}
-        feeds = {"x0": inputs[0].reshape(1, -1)}
-    feeds |= weights
-    node = helper.make_node(kinds[op.kind], list(feeds), ["y"], **attributes)
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in feeds.items()]
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    opset = [helper.make_opsetid("", 17)]
-    graph = helper.make_graph([node], "one", infos, [result])
-    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
-    session = ort.InferenceSession(
-        model.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)[0]
+@given(data=st.data(), op=st.one_of(movements(), norms(), products(), reductions(), softmaxes()))
+@settings(max_examples=150)
+def test_parts_of_any_op_equal_the_whole(data: st.DataObject, op: Op) -> None:
+    check_part(op, data.draw(parts(op)))
+
+
+@pytest.mark.parametrize("op", CUT, ids=to_text)
+def test_parts_of_parts_are_parts(op: Op) -> None:
+    """A part is an ordinary op: it is cut as the whole is."""
+    _, part = split(op, op.dims[-1], 0.6, align=8)
+    own = op.restrict(part)
+    inner, _ = split(own, op.dims[-1], 0.5, align=8)
+    assert not inner.is_empty
+    check_part(own, inner)
+
+
+def test_what_is_mixed_is_refused() -> None:
+    op = parse("softmax in=1x6x37x29 axes=2")
+    rows = Region.whole(op.output)._replace(rows=Span(0, 5))
+    with pytest.raises(ValueError, match="a softmax is not split so: channels 0:6, rows 0:5"):
+        op.restrict(rows)
+    assert op.around(rows) == Region.whole(op.output)
+
+
+def test_tensors_of_one_axis_are_cut_through_channels() -> None:
+    op = parse("slice in=30 starts=29 steps=-2 to=12")
+    assert op.dims == ("OC",)
+    check_part(op, Region(Span(0, 1), Span(3, 7), Span(0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("to", "given", "expected"),
+    [
+        ((6, 4), (24,), {0: (0, 4)}),
+        ((24,), (6, 4), {}),
+        ((1, 5, 24), (5, 6, 4), {1: (0, 1)}),
+        ((5, 6, 1, 4), (5, 24), {0: (0, 1), 1: (1, 4)}),
+        ((2, 3, 4), (6, 4), {0: (0, 3), 2: (1, 1)}),
+        ((4, 6), (6, 4), {}),
+        ((2, 12), (4, 6), {0: (0, 2)}),
+        ((1, 1), (1,), {}),
+    ],
+)
+def test_origins_of_axes(
+    to: tuple[int, ...], given: tuple[int, ...], expected: dict[int, tuple[int, int]]
+) -> None:
+    assert origins(to, given) == expected
 
 
 def test_halo_of_a_split_is_the_papers_equation_1() -> None:
@@ -224,10 +254,7 @@ def test_a_gather_reads_slices_and_not_the_table() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "conv2d in=1x64x56x56 oc=128 kernel=3 stride=0",
-            "stride of .* at least 1, got 0",
-        ),
+        ("conv2d in=1x64x56x56 oc=128 kernel=3 stride=0", "stride of .* at least 1, got 0"),
         ("conv2d in=1x64x56x56 oc=128 kernel=3 pad=-1", "Cannot read pad='-1'"),
         (f"conv2d in=1x64x56x56 oc={10**20} kernel=3", "Cannot read oc='1"),
         ("conv2d in=1x64x56x56 oc=128 kernel=3 oc=64", "has oc twice"),

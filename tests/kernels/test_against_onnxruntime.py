@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from support.kernel_runs import assert_close, operands, run_cpu, run_gpu, tolerance
@@ -77,12 +77,7 @@ def check_every_split(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:
 
 
 @given(op=convolutions(), dim=st.sampled_from(["H", "OC"]))
-@settings(
-    max_examples=4,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=4, derandomize=True)
 def test_any_split_of_any_convolution(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:
     check_every_split(replace(op, activation=Activation()), dim if dim in op.dims else "OC", gpu)
 

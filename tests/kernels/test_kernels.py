@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import Case, cut, enough, run_copy, variants_for_gpus
 from support.op_examples import EVERY_KIND
@@ -14,18 +14,13 @@ from support.random_ops import batched, ops
 from support.some import some
 
 from codl.ir import Op, Region, Shape, Span, parse, split
+from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
 from codl.kernels.base import work
-from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
-FEW = settings(
-    max_examples=24,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FEW = settings(max_examples=24, derandomize=True)
 RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
 #: Ops of one image and of several.
 BATCHES = st.one_of(ops(), st.builds(batched, ops(), st.integers(2, 4)))
@@ -70,28 +65,20 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
         "pooling in=1x70x9x9 mode=avg kernel=9x9",
         "fc in=1x40x7x7 oc=130 act=relu",
         "concat in=1x64x13x13,1x125x13x13",
-        "conv2d in=1x48x14x28 oc=48 kernel=3x3 pad=1 groups=48",
-        "conv2d in=1x64x13x11 oc=96 kernel=3x3 pad=1 groups=2",
         "conv2d in=1x12x15x13 oc=24 kernel=3x5 pad=1,2,1,2 groups=4",
         "conv2d in=1x24x13x11 oc=24 kernel=3x3 pad=1 groups=3",
         "conv2d in=1x32x9x8 oc=64 kernel=3x3 stride=2 pad=1 groups=8",
-        "conv2d in=1x48x9x9 oc=96 kernel=3x3 pad=1 groups=2",
         "conv2d in=1x36x15x13 oc=3 kernel=3x3 pad=1",
         "conv2d in=1x16x19x17 oc=24 kernel=3x3 pad=2,1,2,1 dilation=2x1",
-        "conv2d in=1x16x6x6 oc=20 kernel=3x3 pad=1",
-        "conv2d in=1x12x13x11 oc=12 kernel=3x3 pad=1",
         "conv2d in=1x20x12x14 oc=24 kernel=3x5 pad=1,2,1,2",
-        "pooling in=1x20x13x17 kernel=3x3 stride=2 pad=1",
         "pooling in=1x20x13x17 kernel=3x3 stride=2 pad=0,1,2,0",
         "pooling in=1x20x14x18 mode=avg kernel=3x3 stride=2 pad=1",
         "concat in=1x13x9x8,1x22x9x8,1x7x9x8",
-        "fc in=1x19x5x3 oc=37",
         "eltwise in=1x16x9x21,1x16x1x21 mode=sub",
         "eltwise in=1x16x9x21,1x16x9x1 mode=div",
         "eltwise in=1x6x9x21,1x6x1x1 mode=prelu",
         "pad in=1x3x9x40 before=0x0x1x2 after=0x0x2x1",
         "gather in=2x9x24,4 axis=1",
-        "max_indices in=1x3x9x8 kernel=3x3 stride=2 pad=1",
     ],
 )
 def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
@@ -210,10 +197,7 @@ def test_variants_for_any_device_run_as_on_real_gpus(text: str, first_gpu: OpenC
 
 
 @given(
-    channels=st.integers(1, 40),
-    height=st.integers(1, 9),
-    width=st.integers(1, 9),
-    data=st.data(),
+    channels=st.integers(1, 40), height=st.integers(1, 9), width=st.integers(1, 9), data=st.data()
 )
 @FEW
 def test_transform_moves_a_region_and_nothing_else(
@@ -253,20 +237,13 @@ def spans(size: int) -> st.SearchStrategy[Span]:
 
 
 @given(op=ops())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
     for processor in ("cpu", "gpu"):
         for variant in some(registry.variants(op, processor, first_soc)):  # type: ignore[arg-type]
             values = variant.features(op, first_soc)
             assert values, f"{variant.name} has no features"
             assert all(np.isfinite(v) and v >= 0 for v in values.values())
-
-
-def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> None:
-    texts = ("conv2d in=1x8x8x8 oc=8 kernel=3", "pooling in=1x8x8x8 kernel=2", "fc in=1x8x1x1 oc=4")
-    for text in texts:
-        for processor in ("cpu", "gpu"):
-            assert registry.variants(parse(text), processor, first_soc)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

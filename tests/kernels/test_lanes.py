@@ -12,10 +12,10 @@ from support.simulated import SOC
 from support.some import some
 
 from codl.ir import Op, parse, to_text
+from codl.ir.records.soc import CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.kernels.base import KernelLaunch
 from codl.kernels.conv2d.gpu import GpuConv
-from codl.records.soc import CpuSide, GpuSide, Soc
 from codl.runtime.opencl import OpenClDevice
 
 CPU = CpuSide(name="test", threads=4, simd_floats=4, l2_cache_bytes=1 << 18)

@@ -9,26 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 from support import onnx_models
 from support.engine_runs import same_as_onnx_runtime
 from support.kernel_runs import check_on_gpu, operands
 from support.random_ops import movements, resizes, transposed_convolutions
 
 from codl.ir import Array, Network, Op, parse
-from codl.records.soc import Soc
+from codl.ir.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 #: Of the newest set of operators that is not said otherwise.
 model = partial(onnx_models.model, opset=18)
-SOME = settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+SOME = settings(max_examples=8, derandomize=True)
 
 
 @given(op=movements())
@@ -88,26 +83,30 @@ def one(kind: str, shape: tuple[int, ...], soc: Soc, constants: Mapping[str, Any
     return same_as_onnx_runtime(model([node], {"x": shape}, names, fixed, opset=opset), soc)
 
 
-def test_transposes_and_reshapes(soc: Soc) -> None:
-    one("Transpose", (2, 3, 4, 5), soc, perm=[3, 1, 0, 2])
-    one("Transpose", (2, 3, 4), soc)
-    one("DepthToSpace", (2, 12, 3, 5), soc, blocksize=2, mode="DCR")
-    one("DepthToSpace", (2, 12, 3, 5), soc, blocksize=2, mode="CRD")
-    one("SpaceToDepth", (2, 3, 6, 4), soc, blocksize=2)
+I64 = np.int64
 
 
-def test_slices(soc: Soc) -> None:
-    i64 = np.int64
-    one("Slice", (5, 6, 7), soc, {"starts": i64([1, -1]), "ends": i64([1000, -9]),
-                                  "axes": i64([0, -1]), "steps": i64([2, -3])})  # fmt: skip
-    one("Slice", (5, 6), soc, {"starts": i64([1]), "ends": i64([-1])})
-    one("Slice", (5, 6), soc, opset=9, starts=[1], ends=[3], axes=[1])
-
-
-def test_splits(soc: Soc) -> None:
-    one("Split", (2, 7), soc, outputs=2, opset=13, axis=-1, constants={"split": np.int64([3, 4])})
-    one("Split", (2, 7, 3), soc, outputs=3, axis=1, num_outputs=3)
-    one("Split", (2, 6), soc, outputs=3, opset=11, axis=1)
+@pytest.mark.parametrize(
+    ("kind", "shape", "how"),
+    [
+        ("Slice", (5, 6, 7), {"constants": {"starts": I64([1, -1]), "ends": I64([1000, -9]),
+                                            "axes": I64([0, -1]), "steps": I64([2, -3])}}),
+        ("Slice", (5, 6), {"opset": 9, "starts": [1], "ends": [3], "axes": [1]}),
+        ("Split", (2, 7), {"outputs": 2, "opset": 13, "axis": -1,
+                           "constants": {"split": I64([3, 4])}}),
+        ("Split", (2, 6), {"outputs": 3, "opset": 11, "axis": 1}),
+        ("Pad", (2, 3, 5), {"opset": 19, "mode": "wrap", "constants": {
+            "pads": I64([2, 1]), "value": None, "axes": I64([-1])}}),
+        ("Pad", (1, 3, 5, 4), {"opset": 10, "pads": [0, 0, 1, 1, 0, 0, 2, 0], "value": 3.5}),
+        ("Pad", (2, 3, 5), {"constants": {"pads": I64([0, -1, 2, 0, 0, -2]),
+                                          "value": np.float32(-2)}}),
+        ("Expand", (3, 1), {"constants": {"to": I64([2, 1, 4])}}),
+    ],
+)  # fmt: skip
+def test_forms_that_the_conformance_suite_lacks(
+    kind: str, shape: tuple[int, ...], how: dict[str, Any], soc: Soc
+) -> None:
+    one(kind, shape, soc, **how)
 
 
 def test_split_behind_a_reshape(soc: Soc) -> None:
@@ -119,41 +118,6 @@ def test_split_behind_a_reshape(soc: Soc) -> None:
     ]
     constants = {"to": np.int64([2, 5, 12]), "sizes": np.int64([3, 4, 5])}
     same_as_onnx_runtime(model(nodes, {"x": (2, 60)}, ["m", "t", "c"], constants), soc)
-
-
-@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
-def test_pads(mode: str, soc: Soc) -> None:
-    opset = 19
-    pads = np.int64([0, 1, 2, 0, 0, 3])
-    one("Pad", (2, 3, 5), soc, {"pads": pads}, mode=mode, opset=opset)
-    some = {"pads": np.int64([2, 1]), "value": None, "axes": np.int64([-1])}
-    one("Pad", (2, 3, 5), soc, some, mode=mode, opset=opset)
-
-
-def test_constant_pads(soc: Soc) -> None:
-    one("Pad", (1, 3, 5, 4), soc, opset=10, pads=[0, 0, 1, 1, 0, 0, 2, 0], value=3.5)
-    value = {"pads": np.int64([0, -1, 2, 0, 0, -2]), "value": np.float32(-2)}
-    one("Pad", (2, 3, 5), soc, value)
-
-
-def test_stretching(soc: Soc) -> None:
-    one("Tile", (2, 3), soc, {"repeats": np.int64([2, 3])})
-    one("Expand", (3, 1), soc, {"to": np.int64([2, 1, 4])})
-    one("Expand", (3, 4), soc, {"to": np.int64([1, 1])})
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-def test_concatenation_along_any_axis(axis: int, soc: Soc) -> None:
-    node = helper.make_node("Concat", ["x", "z", "c"], ["y"], axis=axis)
-    constants = {"c": np.ones((2, 3, 4), np.float32)}
-    proto = model([node], {"x": (2, 3, 4), "z": (2, 3, 4)}, ["y"], constants)
-    same_as_onnx_runtime(proto, soc)
-
-
-@pytest.mark.parametrize("indices", [np.int64(1), np.int64([2, -1]), np.int64([[0], [1]])])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_with_constant_indices(indices: Any, axis: int, soc: Soc) -> None:
-    one("Gather", (3, 4, 5), soc, {"indices": indices}, axis=axis)
 
 
 def test_a_channel_shuffle_is_one_transpose(soc: Soc) -> None:
@@ -180,18 +144,13 @@ def test_resizes_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
     check_on_gpu(op, gpu)
 
 
-def test_resize_of_any_axes(soc: Soc) -> None:
+def test_resizes_of_models(soc: Soc) -> None:
     def given(**how: Any) -> dict[str, Any]:
         return {"roi": None, "scales": None, **how}
 
     one("Resize", (2, 3, 4, 5), soc, given(scales=np.float32([1, 1, 2, 2])), mode="linear")
     one("Resize", (2, 3, 4), soc, given(sizes=np.int64([2, 3, 9])))
-    one("Resize", (1, 2, 3, 4, 5), soc, given(sizes=np.int64([1, 2, 6, 5, 3])))
-    one("Resize", (1, 4, 5, 3), soc, given(scales=np.float32([2, 1.5])), axes=[1, 2], mode="linear")
-    crop = {"roi": np.float32([0, 0, 0.4, 0.6, 1, 1, 1.2, 1.7]), "scales": None,
-            "sizes": np.int64([1, 1, 3, 3])}  # fmt: skip
-    one("Resize", (1, 1, 4, 4), soc, crop, mode="linear", extrapolation_value=10.0,
-        coordinate_transformation_mode="tf_crop_and_resize")  # fmt: skip
+    one("Resize", (1, 4, 5, 3), soc, given(scales=np.float32([2, 1.5])), axes=[2, 3], mode="linear")
     one("Resize", (1, 1, 4, 4), soc, {"scales": np.float32([1, 1, 0.6, 1.5])}, opset=10)
     one("Upsample", (1, 1, 4, 4), soc, {"scales": np.float32([1, 1, 2, 3])}, opset=9)
 
@@ -200,27 +159,19 @@ def constant(*sizes: int) -> Array:
     return np.random.default_rng(1).standard_normal(sizes).astype(np.float32)
 
 
-def test_windows_of_other_ranks(soc: Soc) -> None:
-    w1, w3 = constant(6, 5, 3), constant(6, 2, 3, 2, 3)
-    one("Conv", (2, 5, 17), soc, {"w": w1, "b": constant(6)}, strides=[2], pads=[1, 2])
-    one("Conv", (2, 4, 6, 7, 8), soc, {"w": w3}, group=2, pads=[1, 0, 1, 1, 1, 0],
-        strides=[2, 1, 1], dilations=[1, 2, 1])  # fmt: skip
+def test_windows_of_rows(soc: Soc) -> None:
+    w = constant(6, 5, 3)
+    one("Conv", (2, 5, 17), soc, {"w": w, "b": constant(6)}, strides=[2], pads=[1, 2])
     one("MaxPool", (1, 3, 20), soc, kernel_shape=[4], strides=[3], auto_pad="SAME_LOWER")
-    one("MaxPool", (2, 3, 7, 8, 9), soc, kernel_shape=[2, 3, 2], strides=[2, 1, 2],
-        pads=[1, 1, 0, 0, 1, 1])  # fmt: skip
-    one("AveragePool", (1, 3, 7, 8, 9), soc, kernel_shape=[2, 3, 2], strides=[2, 2, 2],
-        pads=[1, 1, 0, 0, 1, 1])  # fmt: skip
     one("GlobalAveragePool", (2, 3, 5), soc)
     one("GlobalMaxPool", (2, 3, 4, 5, 6), soc)
 
 
-@pytest.mark.parametrize("count_pad", [0, 1])
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
-def test_pools_that_round_up(kind: str, count_pad: int, soc: Soc) -> None:
-    attributes: dict[str, Any] = {"count_include_pad": count_pad} if kind == "AveragePool" else {}
+def test_pools_that_round_up(kind: str, soc: Soc) -> None:
     for dilation in (1, 2):
         one(kind, (1, 3, 10, 10), soc, kernel_shape=[3, 2], strides=[2, 3], pads=[1, 0, 1, 0],
-            ceil_mode=1, opset=19, dilations=[dilation] * 2, **attributes)  # fmt: skip
+            ceil_mode=1, opset=19, dilations=[dilation] * 2)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -259,12 +210,3 @@ def test_batches_on_the_gpu(soc: Soc) -> None:
     proto = model(nodes, {"x": (3, 3, 8, 10)}, ["y"], constants)
     network = same_as_onnx_runtime(proto, soc)
     assert network.shapes["x"].n == 3
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_indices_of_maxima(order: int, soc: Soc) -> None:
-    node = helper.make_node("MaxPool", ["x"], ["y", "at"], kernel_shape=[3, 2], strides=[2, 2],
-                            pads=[1, 0, 0, 1], storage_order=order)  # fmt: skip
-    proto = model([node], {"x": (2, 3, 9, 8)}, ["y"])
-    proto.graph.output.append(helper.make_tensor_value_info("at", TensorProto.INT64, None))
-    same_as_onnx_runtime(proto, soc)

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from onnx import helper
 from support.engine_runs import same_as_onnx_runtime
 from support.kernel_runs import (
-    Case,
     assert_close,
     check_on_cpu,
     check_on_gpu,
-    enough,
     operands,
     reference,
     run_cpu,
@@ -26,21 +24,17 @@ from support.onnx_models import model
 from support.random_ops import norms, products, reductions, softmaxes
 from support.some import some
 
-from codl.ir import Activation, Region, Shape, Span, parse, split
+from codl.frontend.models.builder import ModelBuilder
+from codl.frontend.models.transformers import Transformer, bert
+from codl.ir import Activation, Region, Shape, Span, parse
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
-from codl.ir.ops.norm import Norm
-from codl.ir.ops.reductions import Reduce, Softmax
+from codl.ir.ops.reductions import Norm, Reduce, Softmax
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
-from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
-SOME = settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+SOME = settings(max_examples=8, derandomize=True)
 
 
 @given(op=reductions())
@@ -131,24 +125,6 @@ def test_products_with_a_constant_on_a_gpu(name: str, text: str, as_gpu: OpenClD
     part = whole._replace(channels=Span(3, 9)) if len(op.shapes[0]) == 3 else whole
     _, got = run_gpu(variant, op, part, inputs, weights, as_gpu)
     assert_close(variant, op, got[part.slices], expected[part.slices])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "matmul in=1x1x100 matrix=100x37 act=silu",  # panels and words that are not full
-        "matmul in=2x2x600 matrix=67x600 trans_b=1 alpha=0.5",
-    ],
-)
-@pytest.mark.parametrize("name", ["gpu_rows", "gpu_rows_fp16"])
-def test_a_few_rows_go_through_a_matrix_once(name: str, text: str, as_gpu: OpenClDevice) -> None:
-    op, variant = parse(text), registry.find(parse(text), name)
-    case = Case.of(op)
-    for choice in some(enough(variant.choices(op, as_gpu.soc))):  # type: ignore[attr-defined]
-        case.on_gpu(variant, as_gpu, choice=choice)
-    for dim in some(op.dims):
-        for part in some(split(op, dim, 0.4)):
-            case.on_gpu(variant, as_gpu, part)
 
 
 def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:
@@ -247,7 +223,7 @@ def test_parameters_of_0_are_no_defaults(text: str, first_soc: Soc) -> None:
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"])
 def test_large_inputs_give_the_limit_and_no_nan(kind: str, gpu: OpenClDevice) -> None:
     op = Eltwise(inputs=(Shape(1, 1, 1, 10),), mode="identity", activation=Activation(kind))
-    x = np.array([-1e30, -1e10, -1e4, -100, -20, 20, 100, 1e4, 1e10, 1e30], np.float32)
+    x = np.array([-3.4e38, -1e10, -1e4, -100, -20, 20, 100, 1e4, 1e10, 1e30], np.float32)
     variant = registry.find(op, "gpu_direct")
     whole = Region.whole(op.output)
     got = run_gpu(variant, op, whole, [x.reshape(op.input)], {}, gpu)[1].ravel()
@@ -279,57 +255,18 @@ def test_softmax_is_stable(log: bool, gpu: OpenClDevice) -> None:
         check_on_gpu(op, gpu, [x.reshape(op.input)])
 
 
-def attention_block() -> onnx.ModelProto:
+@pytest.fixture(scope="module")
+def encoder() -> onnx.ModelProto:
     """A transformer's encoder layer with two heads, as exporters write it."""
-    random = np.random.default_rng(5)
-    tokens, width, heads = 7, 24, 2
-    constants: dict[str, Any] = {
-        "split": np.int64([2, tokens, heads, width // heads]),
-        "join": np.int64([2, tokens, width]),
-        "root": np.float32((width // heads) ** 0.5),
-        "sqrt2": np.float32(2**0.5),
-        "one": np.float32(1),
-        "half": np.float32(0.5),
-    }
-    for name, shape in {"wq": (24, 24), "wk": (24, 24), "wv": (24, 24), "wo": (24, 24),
-                        "w1": (24, 48), "w2": (48, 24), "b1": (48,), "g": (24,), "c": (24,)
-                        }.items():  # fmt: skip
-        constants[name] = random.standard_normal(shape).astype(np.float32) * np.float32(0.3)
-    make = helper.make_node
-    nodes = [make("LayerNormalization", ["x", "g", "c"], ["n"], axis=-1)]
-    for part, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
-        nodes += [
-            make("MatMul", ["n", f"w{part}"], [f"{part}0"]),
-            make("Reshape", [f"{part}0", "split"], [f"{part}1"]),
-            make("Transpose", [f"{part}1"], [f"{part}"], perm=perm),
-        ]
-    nodes += [
-        make("MatMul", ["q", "k"], ["s0"]),
-        make("Div", ["s0", "root"], ["s1"]),
-        make("Softmax", ["s1"], ["s"], axis=-1),
-        make("MatMul", ["s", "v"], ["o0"]),
-        make("Transpose", ["o0"], ["o1"], perm=[0, 2, 1, 3]),
-        make("Reshape", ["o1", "join"], ["o2"]),
-        make("MatMul", ["o2", "wo"], ["o"]),
-        make("Add", ["o", "x"], ["r"]),
-        make("MatMul", ["r", "w1"], ["f0"]),
-        make("Add", ["f0", "b1"], ["f1"]),
-        make("Div", ["f1", "sqrt2"], ["e0"]),
-        make("Erf", ["e0"], ["e1"]),
-        make("Add", ["e1", "one"], ["e2"]),
-        make("Mul", ["f1", "e2"], ["e3"]),
-        make("Mul", ["e3", "half"], ["e"]),
-        make("MatMul", ["e", "w2"], ["f"]),
-        make("Add", ["f", "r"], ["t"]),
-        make("ReduceMean", ["t"], ["y"], axes=[1], keepdims=0),
-    ]
-    return model(nodes, {"x": (2, tokens, width)}, ["y"], constants, opset=17)
+    b = ModelBuilder("encoder")
+    bert(b, Transformer(layers=1, features=24, heads=2, widened=48), tokens=7)
+    return b.build()
 
 
-def test_an_encoder_layer_over_halves(first_soc: Soc) -> None:
+def test_an_encoder_layer_over_halves(encoder: onnx.ModelProto, first_soc: Soc) -> None:
     """Every op of a SoC of halves has a variant over them, and that is the one taken."""
     soc = replace(first_soc, gpu=replace(first_soc.gpu, element="float16"))
-    network = same_as_onnx_runtime(attention_block(), soc, atol=2e-2)
+    network = same_as_onnx_runtime(encoder, soc, atol=2e-2)
     taken: list[Any] = [registry.variants(x.op, "gpu", soc)[0] for x in network.layers]
     assert {variant.storage.element for variant in taken} == {"float16"}
 
@@ -346,8 +283,8 @@ def test_a_mask_beyond_halves_hides_and_is_a_number(first_soc: Soc) -> None:
     same_as_onnx_runtime(model(nodes, {"x": (3, 40)}, ["y"], constants, opset=17), soc, atol=1e-3)
 
 
-def test_an_encoder_layer_runs_on_the_gpu_alone(soc: Soc) -> None:
-    network = same_as_onnx_runtime(attention_block(), soc)
+def test_an_encoder_layer_runs_on_the_gpu_alone(encoder: onnx.ModelProto, soc: Soc) -> None:
+    network = same_as_onnx_runtime(encoder, soc)
     kinds = [layer.op.kind for layer in network.layers]
-    assert {"norm", "matmul", "attention", "reduce", "transpose"} <= set(kinds)
+    assert {"norm", "matmul", "attention"} <= set(kinds)
     assert "gelu" in [layer.op.activation.kind for layer in network.layers]

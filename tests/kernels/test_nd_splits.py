@@ -9,8 +9,8 @@ from support.nd_ops import CUT
 from support.some import some
 
 from codl.ir import Dim, Op, Region, Span, split, to_text
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
-from codl.records.soc import Soc
 from codl.runtime.opencl import OpenClDevice
 
 CASES = [pytest.param(op, dim, id=f"{dim} {to_text(op)}") for op in CUT for dim in op.dims]

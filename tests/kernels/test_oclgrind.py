@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codl.runtime.detect import describe
+from codl.machine.placement import describe
 from codl.targets.local import look_at
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"

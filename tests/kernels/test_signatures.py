@@ -12,15 +12,8 @@ from support.opencl_text import Parameter, parameters
 from codl.ir import Op, Shape, parse
 from codl.ir.types import Storage
 from codl.kernels import registry
-from codl.kernels.base import (
-    ApartArg,
-    ConstantArg,
-    KernelLaunch,
-    KernelPlan,
-    ScratchArg,
-    TensorArg,
-)
-from codl.kernels.layout.transform import KERNELS, transform
+from codl.kernels.base import ApartArg, ConstantArg, KernelLaunch, KernelPlan, ScratchArg, TensorArg
+from codl.kernels.layout import KERNELS, transform
 from codl.kernels.source import text_of
 
 #: Ops whose kernels have arguments that none of the examples needs.

@@ -1,12 +1,15 @@
-"""The text of kernels: where it is looked for."""
+"""The text of kernels: where it is looked for, and what it must not say."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from support.some import some
 
+import codl.kernels
 from codl.errors import InvalidFileError
 from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
@@ -35,3 +38,10 @@ def test_a_digest_is_of_all_that_is_compiled() -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(InvalidFileError, match=r"nothing\.cl.*cannot be read"):
         source_text(KernelPlan("nothing.cl", (), {}))
+
+
+def test_no_kernel_divides_by_a_double() -> None:
+    """A literal without a suffix is a double, by which no vector of floats may be divided."""
+    for path in some(Path(codl.kernels.__path__[0]).rglob("*.cl")):
+        code = re.sub(r"//.*|/\*(?s:.*?)\*/", "", path.read_text())
+        assert not re.search(r"/\s*\(?\s*\d+\.\d*(?![\dfFeE])", code), path

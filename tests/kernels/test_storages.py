@@ -15,9 +15,10 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError, UnsupportedError
-from codl.evaluation.closeness import max_rel_err
 from codl.ir import Network, Region, Shape, parse
 from codl.ir.plan import Chain, Plan
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import Soc
 from codl.ir.types import (
     BLOCKED,
     BLOCKED_HALF,
@@ -29,16 +30,15 @@ from codl.ir.types import (
     Storage,
 )
 from codl.kernels import registry
-from codl.kernels.image import image_refusal
+from codl.kernels.tiling import image_refusal
 from codl.lower import pieces
+from codl.machine import placement
+from codl.machine.placement import ProbedDevice
+from codl.measure.closeness import max_rel_err
 from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
-from codl.records import soc as socs
-from codl.records.soc import Soc
-from codl.runtime import detect
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.probe import ProbedDevice
 from codl.runtime.session import Session
 
 HALVES = (BLOCKED_HALF, IMAGE_HALF)
@@ -64,12 +64,7 @@ def make_plan(network: Network, storages: Sequence[Storage], soc: Soc) -> Plan:
 
 @pytest.mark.parametrize(
     "storages",
-    [
-        (BLOCKED_HALF,),
-        (IMAGE,),
-        (IMAGE_HALF,),
-        (BLOCKED, IMAGE, IMAGE_HALF, BLOCKED_HALF, IMAGE),
-    ],
+    [(BLOCKED_HALF,), (IMAGE,), (IMAGE_HALF,), (BLOCKED, IMAGE, IMAGE_HALF, BLOCKED_HALF, IMAGE)],
     ids=lambda storages: "-".join(map(str, storages)),
 )
 def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None:
@@ -139,19 +134,14 @@ def test_tensors_of_any_rank_are_of_halves_where_convolutions_are(first_soc: Soc
         for text in ("softmax in=3x5 axes=1", "reshape in=1x8x8x8 to=1x512x1x1"):
             found: list[Any] = registry.variants(parse(text), "gpu", halves)
             assert {variant.storage for variant in found} == {PLANAR_HALF}
-    indices: list[Any] = registry.variants(
-        parse("max_indices in=1x3x7x6 kernel=3x3 stride=2"), "gpu", halves
-    )
-    assert [variant.storage for variant in indices] == [PLANAR], "halves count to 2048 alone"
 
 
 def test_every_variant_over_floats_is_there_over_halves() -> None:
-    """But for indices, since halves count to 2048 alone."""
     gpu: list[Any] = [v for v in registry.VARIANTS.values() if v.processor == "gpu"]
     names = {(v.op_kind, v.name) for v in gpu}
     floats = [v for v in gpu if v.storage.element == "float32"]
     lacking = [v.op_kind for v in floats if (v.op_kind, f"{v.name}_fp16") not in names]
-    assert lacking == ["max_indices"]
+    assert not lacking
 
 
 def test_a_gpu_of_halves_runs_in_what_it_runs_in_over_floats(first_soc: Soc) -> None:
@@ -256,15 +246,15 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
 
 
 def test_detection_takes_memory_and_element_by_name(devices: tuple[ProbedDevice, ...]) -> None:
-    soc = detect.describe("test", devices[0], memory_types=("image2d",), element="float16")
+    soc = placement.describe("test", devices[0], memory_types=("image2d",), element="float16")
     assert soc.gpu.memory_types == ("image2d",)
     assert soc.gpu.max_image_width > 0
     assert registry.storages(soc) == (IMAGE_HALF,)
     without = replace(devices[0], memory_types=("buffer",))
     with pytest.raises(DeviceError, match="has no image2d"):
-        detect.describe("test", without, memory_types=("image2d",))
+        placement.describe("test", without, memory_types=("image2d",))
     with pytest.raises(UnknownNameError, match="float32"):
-        detect.describe("test", devices[0], element="float31")
+        placement.describe("test", devices[0], element="float31")
 
 
 def test_a_soc_file_with_another_memory_is_refused(first_soc: Soc, tmp_path: Any) -> None:

@@ -13,9 +13,9 @@ from support.executables import SOCS, encoded, small_executable, small_network, 
 from support.simulated import SOC
 
 from codl.ir.executable_json import decode
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
-from codl.records.soc import Soc
+from codl.lower.lowering import lower
 
 TESTS = Path(__file__).parent.parent
 #: Of the small executable on each of `SOCS`. They change with the form of executables, with
@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 GOLDEN = (
     "c43c5aeceb4ff799982e10080582c71ff8775e8824968ec1b18f309ec3652c35",
     "9437cebfd8a3243224dfacbe788e01a0b883b3bbd00a2a67ceaa79a45cceb461",
-    "87499c13bbccfccf51a01c001635225913b74313a940c480168d8a7c7b56c9ff",
+    "28bf623368c83203d69f636379f5a39834ede50aa43395e4027aed64d9abdfc2",
     "301cd53d9c8bae57420f4c7b117f818ae85f85eea693f47dd2eca0ec8ca2f915",
 )
 

@@ -10,17 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
 from support.plans import branching_case, make_plan
-from support.random_networks import (
-    random_inputs,
-    random_networks,
-    random_plans,
-    reference_outputs,
-)
+from support.random_networks import random_inputs, random_networks, random_plans, reference_outputs
 from support.random_plans import random_plan
 from support.simulated import SOC
 
@@ -32,19 +27,13 @@ from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
 from codl.ir.plan import Chain
+from codl.ir.records.soc import Soc
 from codl.ir.region import Span
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.lower.partition import cut
-from codl.records.soc import Soc
-from codl.runtime.numpy_interpreter import Interpreter, check_order
-from codl.runtime.ordering import OrderError
+from codl.runtime.numpy_interpreter import Interpreter, OrderError, check_order
 
-SETTINGS: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
 #: What outputs may be off, against the largest of them: tensors are stored between ops.
 TOLERANCES = {"float32": 2e-5, "float16": 3e-2}
 
@@ -79,7 +68,7 @@ def check_outputs(network: Network, interpreter: Interpreter, element: str, seed
 
 
 @given(data=st.data(), network=random_networks(), soc=socs(), fuse=st.booleans())
-@settings(max_examples=150, **SETTINGS)
+@settings(max_examples=150, derandomize=True)
 def test_an_executable_computes_what_its_network_does(
     data: st.DataObject, network: Network, soc: Soc, fuse: bool
 ) -> None:

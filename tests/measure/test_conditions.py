@@ -9,14 +9,13 @@ from support.phone import make_phone
 from support.whole_way import EACH
 
 from codl.ir import parse
+from codl.ir.records.results import Conditions
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch, time_together
-from codl.measure.collector import collect
+from codl.machine.placement import LocalSoc
+from codl.measure.collector import Collection
 from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
-from codl.measure.tasks import make_tasks
-from codl.measure.timing import Effort
-from codl.records.results import Conditions
-from codl.runtime.placement import LocalSoc
+from codl.measure.tasks import MeasureBatch, make_tasks
+from codl.measure.timing import Effort, time_together
 from codl.targets.local import LocalTarget
 
 HOT = Conditions(
@@ -39,13 +38,14 @@ def test_rows_keep_their_conditions(tmp_path: Path) -> None:
     assert silent == ROW
 
 
-def test_older_files_are_read_and_extended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [0, 1])
+def test_older_files_are_read_and_extended(tmp_path: Path, rows: int) -> None:
     table = CsvTable(tmp_path / "t_x.csv", OpRow)
-    table.path.write_text(OLD_OPS + "a,H,1.0,b,1.0,0.0,0.0,0,ok,,measured,run1\n")
-    assert table.read() == [ROW]
+    table.path.write_text(OLD_OPS + rows * "a,H,1.0,b,1.0,0.0,0.0,0,ok,,measured,run1\n")
+    assert table.read() == rows * [ROW]
     assert table.repair()
     table.append(ROW.under(HOT))
-    assert table.read() == [ROW, ROW.under(HOT)]
+    assert table.read() == [*(rows * [ROW]), ROW.under(HOT)]
     assert not table.repair()
 
 
@@ -61,21 +61,13 @@ def test_files_of_each_age_are_read(tmp_path: Path) -> None:
     assert (row.cpu_mhz, row.throttled) == (2000, "cpu gpu")
 
 
-def test_an_older_file_without_rows_is_extended(tmp_path: Path) -> None:
-    table = CsvTable(tmp_path / "t_x.csv", OpRow)
-    table.path.write_text(OLD_OPS)
-    assert table.repair()
-    table.append(ROW)
-    assert table.read() == [ROW]
-
-
 def test_a_collection_reads_conditions_with_every_batch(
     first_soc: LocalSoc, tmp_path: Path
 ) -> None:
     target = LocalTarget(first_soc, files=make_phone(tmp_path))
     dataset = Dataset.of("test", tmp_path / "lat_datasets")
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
-    collect(target, dataset, tasks, rounds=EACH)
+    Collection(target, dataset, tasks, rounds=EACH).run()
     rows = [row for table in dataset.tables().values() for row in table.read()]
     anchors = dataset.anchors().read()
     assert rows

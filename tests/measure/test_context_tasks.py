@@ -12,21 +12,18 @@ from support.whole_way import QUICK
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import Activation, Op, parse, to_text
+from codl.ir.records.soc import CpuCache
 from codl.kernels.tuning import Tuning
-from codl.measure.collector import collect
+from codl.machine.examination import Memory
+from codl.measure.collector import Collection
 from codl.measure.dataset import SEPARATOR, Dataset
-from codl.measure.measurement_order import batch_tasks, context_tasks, stage_tasks
+from codl.measure.exchanges import evicting_op
+from codl.measure.measurement_order import context_tasks, stage_tasks
 from codl.measure.stages import StageTimer
-from codl.measure.tasks import BatchTask, DispatchTask, SignalTask, StageTask
+from codl.measure.tasks import DispatchTask, SignalTask, StageTask
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.context_terms import (
-    Batch,
-    EventWait,
-    FirstLaunch,
-    FlagWait,
-    Launches,
-)
+from codl.predict.features import Batch, EventWait, FirstLaunch, FlagWait, Launches
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.base import Target
 
@@ -41,15 +38,15 @@ OPS = [
 
 
 def test_ops_in_context_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
-    dataset, tasks = Dataset.of("test", tmp_path), context_tasks(OPS, target.soc, [3])
+    dataset, tasks = Dataset.of("test", tmp_path), context_tasks(OPS, target.soc)
     kinds = {type(task) for task in tasks}
-    assert kinds == {DispatchTask, SignalTask, StageTask, BatchTask}
-    done = collect(target, dataset, tasks, rounds=QUICK)
+    assert kinds == {DispatchTask, SignalTask, StageTask}
+    done = Collection(target, dataset, tasks, rounds=QUICK).run()
     assert (done.left, done.failed) == (0, 0)
     found, notes = samples.read(dataset)
     assert not notes
     by_target = {own.target: own for own in found if own.samples}
-    for name in ("dispatch_gpu", "first_launch_gpu", "event_wait_cpu", "batch_cpu", "batch_gpu"):
+    for name in ("dispatch_gpu", "first_launch_gpu", "event_wait_cpu"):
         own = by_target[name]
         assert own.processor == name[-3:]
         table = features.table("variant", name, own.items, target.soc)
@@ -100,15 +97,20 @@ def test_items_are_written_and_read(target: str, item: Any) -> None:
         features.table("variant", target, [OPS[0]], None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_batches_are_of_ops_whose_inputs_are_images(kind: str) -> None:
-    soc = replace(SOC, gpu=replace(SOC.gpu, type=kind))
-    others = [parse("softmax in=8x9 axes=1"), parse("conv2d in=2x8x5x5 oc=8 kernel=1")]
-    tasks = batch_tasks([*OPS, *others], soc, (2, 16))
-    assert {task.op for task in tasks} == set(OPS)
-    assert {task.images for task in tasks} == {2, 16}
-    assert len({(task.processor, *task.key) for task in tasks}) == len(tasks)
-    assert {task.op for task in tasks if task.processor == "cpu"} == set(OPS)
-    # Of an OpenCL device that is a CPU only kernels that take all images at once.
-    on_gpu = OPS[1:] if kind == "cpu" else OPS
-    assert {task.op for task in tasks if task.processor == "gpu"} == set(on_gpu)
+@pytest.mark.parametrize(
+    ("cache", "memory", "moved"),
+    [
+        (1 << 20, 8 << 30, 64 << 20),
+        (50 << 20, 64 << 30, 100 << 20),
+        (300 << 20, 64 << 30, 128 << 20),
+        (50 << 20, 1 << 30, 64 << 20),
+        (300 << 20, 0, 64 << 20),
+    ],
+)
+def test_caches_are_emptied_by_twice_their_size_within_limits(
+    monkeypatch: pytest.MonkeyPatch, cache: int, memory: int, moved: int
+) -> None:
+    caches = (CpuCache(3, "unified", cache, 2, 1),)
+    monkeypatch.setattr("codl.measure.exchanges.memory_of", lambda: Memory(memory, memory))
+    op = evicting_op(replace(SOC, cpu=replace(SOC.cpu, caches=caches)))
+    assert op.bytes == pytest.approx(moved, rel=0.01)

@@ -1,25 +1,21 @@
-"""Pauses while a machine is hot or held down, a low battery, and whether a pace holds."""
+"""Pauses while a machine is hot or held down, and a low battery."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from support.simulated import SOC, conv_tasks
+from support.device_doubles import DeviceDouble
+from support.simulated import conv_tasks
 
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement
-from codl.measure.collector import Collected, collect
-from codl.measure.cool_down import CoolDown, held, low_battery, pace, tolerance
-from codl.measure.dataset import AnchorRow, Dataset
-from codl.measure.tasks import OpTask
-from codl.measure.timing import TOLERANCE
-from codl.records.results import Conditions
-from codl.runtime.placement import LocalSoc, Placement
+from codl.ir.records.results import Conditions
+from codl.measure.collector import Collected, Collection
+from codl.measure.cool_down import CoolDown, low_battery
+from codl.measure.dataset import Dataset
+from codl.measure.tasks import BatchResult, MeasureBatch
 
-PHONE = LocalSoc.of(SOC, Placement("none", cpu_cores=(0,)))
 COOL = Conditions(temperature_c=45.0)
 HOT = Conditions(temperature_c=84.0)
 HELD = Conditions(temperature_c=60.0, throttled=("gpu",))
@@ -145,49 +141,30 @@ def test_the_sentence_has_the_value() -> None:
 
 
 @dataclass
-class Double:
-    """A target that measures nothing: rows of 1 ms, under the conditions that come."""
+class Warm(DeviceDouble):
+    """A device whose rows are measured under the conditions that come."""
 
-    machine: Machine
-    each: int = 4
-    serial: str = "double"
-    soc: LocalSoc = PHONE
-    replays: None = None
-    batches: list[list[OpTask]] = field(default_factory=list)
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def clocks_mhz(self) -> dict[str, float]:
-        return {}
+    machine: Machine = field(default_factory=Machine)
 
     def conditions(self) -> Conditions:
         return self.machine.read()
 
     def measure(self, batch: MeasureBatch) -> BatchResult:
         now = self.machine.read()
-        tasks = [task for task in batch.tasks[: self.each] if isinstance(task, OpTask)]
-        self.batches.append(tasks)
-        rows = [
-            replace(t.row_template, run=batch.run, latency_ms=1.0, runs=1).under(now) for t in tasks
-        ]
-        measured = tuple(Measurement(t, r) for t, r in zip(tasks, rows, strict=True))
-        anchors = tuple(
-            AnchorRow(op="a", processor=side, batch=0, latency_ms=1.0, run=batch.run)
-            for side in ("cpu", "gpu")
-        )
-        return BatchResult(measured, anchors, conditions=now)
+        result = super().measure(replace(batch, tasks=batch.tasks[: self.each]))
+        rows = tuple(replace(one, row=one.row.under(now)) for one in result.measurements)
+        return replace(result, measurements=rows, conditions=now)
 
 
 def collected(
     folder: Path, coming: Sequence[Conditions], tasks: int = 8, **options: bool
-) -> tuple[Collected, Double]:
-    target = Double(Machine(list(coming)))
+) -> tuple[Collected, Warm]:
+    target = Warm("phone", each=4, machine=Machine(list(coming)))
     cooling = target.machine.cool_down(longest_s=10)
     dataset = Dataset.of("phone", folder)
-    return collect(
-        target, dataset, conv_tasks()[:tasks], cooling=lambda target: cooling, **options
-    ), target
+    return Collection(
+        target, dataset, conv_tasks()[:tasks], cooling=cooling, **options
+    ).run(), target
 
 
 def rows(folder: Path) -> dict[object, str]:
@@ -254,31 +231,3 @@ def test_rows_to_be_measured_again_are_kept_when_the_battery_ends_it(tmp_path: P
     done, _ = collected(tmp_path, [Conditions(battery_percent=50), low])
     assert (done.stopped, done.left) == ("battery", 4)
     assert {*rows(tmp_path).values()} == {"cpu"}
-
-
-def test_rounds_last_as_long_as_they_were_asked_to() -> None:
-    samples = pace(0.0)
-    assert len(samples) >= 3
-    assert min(samples) > 0
-
-
-def test_half_the_pace_at_the_end_is_half() -> None:
-    falling = [1.0] * 30 + [2.0] * 30
-    assert held(falling) == pytest.approx(0.5)
-    assert tolerance(falling) == TOLERANCE
-
-
-def test_a_clock_that_falls_bit_by_bit_does_not_hold() -> None:
-    falling = [1.02**index for index in range(60)]
-    assert held(falling) < 1 - tolerance(falling)
-
-
-def test_single_rounds_that_are_slow_do_not_matter() -> None:
-    disturbed = [5.0 if index % 2 else 1.0 for index in range(60)]
-    assert held(disturbed) == pytest.approx(1.0)
-    assert tolerance(disturbed) == TOLERANCE
-
-
-def test_a_machine_that_is_never_quiet_may_differ_more() -> None:
-    restless = [1.0 + 0.2 * (index // 6 % 2) for index in range(54)]
-    assert tolerance(restless) > 0.3

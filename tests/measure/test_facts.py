@@ -10,15 +10,14 @@ from typing import Any, cast
 import pytest
 
 from codl.errors import InvalidFileError
+from codl.ir.records import soc as socs
+from codl.machine.placement import LocalSoc
 from codl.measure import facts
-from codl.measure.batch import Measurement
 from codl.measure.dataset import SignalRow
-from codl.measure.facts import FACTS, Fact
-from codl.measure.tasks import SignalTask
+from codl.measure.facts import SVM_ATOMICS, Fact
+from codl.measure.tasks import Measurement, SignalTask
 from codl.measure.timing import Rounds
-from codl.records import soc as socs
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import BareDevice
 from codl.targets.base import Target
 from codl.targets.detect import SIGNAL, choose_signal, find_facts, with_facts
@@ -48,7 +47,7 @@ def test_a_device_whose_compiler_has_no_such_atomics_meets_nobody(
 
 @pytest.mark.device
 def test_a_fact_that_cannot_be_measured_says_why() -> None:
-    (fact,) = LocalTarget().measure_facts("no-such-driver", "x", ["gpu.svm_atomics"])
+    fact = LocalTarget().measure_atomics("no-such-driver", "x")
     assert fact.value is None
     assert "Unknown OpenCL driver 'no-such-driver'" in fact.reason
 
@@ -113,13 +112,6 @@ def test_facts_fill_their_keys_and_say_where_they_are_from(
     assert socs.load(path).is_as_in(first_soc.to_dict())
 
 
-def test_what_earlier_versions_measured_is_left_out(first_soc: LocalSoc) -> None:
-    content = first_soc.to_dict()
-    content["gpu"] |= {"zero_copy": True, "preferred_memory": {"conv2d": "buffer"}}
-    assert socs.from_dict(content, Path("x.yaml")) == first_soc.facts
-    assert first_soc.is_as_in(content)
-
-
 class Answering:
     """A target that answers whatever fact is asked for with the same."""
 
@@ -128,8 +120,8 @@ class Answering:
     def __init__(self, fact: Fact) -> None:
         self.fact = fact
 
-    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> list[Fact]:
-        return [self.fact]
+    def measure_atomics(self, driver: str, device: str) -> Fact:
+        return self.fact
 
 
 @pytest.mark.parametrize(
@@ -138,7 +130,7 @@ class Answering:
         ("gpu.svm_atomics", 0, "a value that is not possible"),
         ("gpu.svm_atomics", "32", "a value that is not possible"),
         ("gpu.svm_atomics", 1.5, "a value that is not possible"),
-        ("gpu.other", True, "no answer"),
+        ("gpu.other", True, "a value that is not possible"),
     ],
 )
 def test_a_device_that_answers_nonsense_changes_nothing(
@@ -147,7 +139,7 @@ def test_a_device_that_answers_nonsense_changes_nothing(
     target = cast(Target, Answering(Fact(key, cast(int, value), "as I say")))
     found = find_facts(target, first_soc)
     assert found.soc == first_soc
-    assert {fact.key for fact in found.unknown} == {*FACTS}
+    assert {fact.key for fact in found.unknown} == {SVM_ATOMICS}
     assert reason in found.unknown[0].reason
 
 
@@ -173,8 +165,10 @@ def test_a_dataset_goes_on_where_only_what_describes_has_changed(
     assert not first_soc.is_as_in(None)
 
 
-def test_a_value_that_is_none_of_the_known_is_named(first_soc: LocalSoc) -> None:
+def test_values_of_a_soc_file_are_known_or_of_earlier_versions(first_soc: LocalSoc) -> None:
     content = first_soc.to_dict()
+    content["gpu"] |= {"zero_copy": True, "preferred_memory": {"conv2d": "buffer"}}
+    assert socs.from_dict(content, Path("x.yaml")) == first_soc.facts
     content["gpu"]["svm"] = "some"
     with pytest.raises(InvalidFileError, match=r"gpu.svm: must be of"):
         socs.from_dict(content, Path("x.yaml"))

@@ -12,7 +12,7 @@ from support.device_doubles import DeviceDouble, keys, wanted
 from support.simulated import conv_tasks
 
 from codl.errors import UnwritableFileError
-from codl.measure.collector import collect
+from codl.measure.collector import Collection
 from codl.measure.dataset import CsvTable, Dataset, OpRow
 from codl.measure.timing import Rounds
 
@@ -65,7 +65,7 @@ def test_a_collection_goes_on_when_there_is_room(tmp_path: Path, size: int) -> N
     """The manifest, a table's first rows, or later ones are what is too large."""
     dataset, quick = Dataset.of("board", tmp_path), Rounds(span_s=1.0)
     with room_for(size), pytest.raises(UnwritableFileError, match="--resume"):
-        collect(DeviceDouble("a"), dataset, TASKS, rounds=quick)
-    done = collect(DeviceDouble("a"), dataset, TASKS, rounds=quick, resume=True)
+        Collection(DeviceDouble("a"), dataset, TASKS, rounds=quick).run()
+    done = Collection(DeviceDouble("a"), dataset, TASKS, rounds=quick, resume=True).run()
     assert done.left == 0
     assert keys(dataset) == wanted(TASKS)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pytest
 from support.op_examples import OF_MODELS
 from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pooling import Pool2d
+from codl.ir.ops.matmul import FullyConnected
+from codl.ir.ops.window import Pool2d
 from codl.measure.extra_ops import similar_ops
 from codl.measure.tasks import SharingTask, make_tasks
 
@@ -48,19 +47,6 @@ def test_every_kind_and_class_gets_its_share_at_no_higher_cost() -> None:
     for kind in counts:
         largest = max((op.flops for op in of_kind(OF_MODELS, kind)), default=0)
         assert all(op.flops <= largest for op in of_kind(found, kind))
-
-
-def test_a_class_with_more_variety_gets_more() -> None:
-    texts = [
-        "conv2d in=1x96x28x28 oc=96 kernel=3x3 pad=1 groups=96",
-        "conv2d in=1x192x14x14 oc=192 kernel=3x3 pad=1 groups=192",
-        "conv2d in=1x384x14x14 oc=384 kernel=3x3 pad=1 groups=384",
-        "conv2d in=1x96x56x56 oc=96 kernel=3x3 stride=2x2 pad=1 groups=96",
-    ]
-    found = similar_ops([parse(text) for text in texts], 80)
-    strides = Counter(op.stride.h for op in found if isinstance(op, Conv2d))
-    assert strides[1] == pytest.approx(60, abs=2)
-    assert strides[2] == pytest.approx(20, abs=7)
 
 
 def test_sizes_fill_the_range_around_those_of_the_models() -> None:

@@ -11,24 +11,31 @@ from typing import Any
 import pytest
 from support.some import some
 
-from codl.errors import CodlError, DeviceError
+from codl.errors import DeviceError
 from codl.ir import parse, to_text
-from codl.measure import batch as batches
+from codl.ir.records import statistic
+from codl.ir.records.soc import Soc
+from codl.ir.records.statistic import level
 from codl.measure import drift, runner
-from codl.measure import drift as anchors
 from codl.measure import timing as measuring
 from codl.measure import timing as rounds
-from codl.measure.batch import time_together
-from codl.measure.collector import collect
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.drift import Anchors, Drift, calibration
 from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import WHOLE, Effort, Rounds, Timed, TimedRun, Turns, interleave, timed
+from codl.measure.timing import (
+    WHOLE,
+    Effort,
+    Rounds,
+    Timed,
+    TimedRun,
+    Turns,
+    interleave,
+    time_together,
+    timed,
+)
 from codl.predict import training_set as samples
-from codl.records import statistic
-from codl.records.soc import Soc
-from codl.records.statistic import level
 from codl.targets.local import LocalTarget
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
@@ -147,6 +154,9 @@ class SimulatedBench:
         self.run = run
         return self
 
+    def anchors(self) -> list[Prepared]:
+        return [self.prepare(task) for task in anchor_tasks(self.soc)]
+
     def prepare(self, task: Any) -> Prepared:
         self.prepared.append(task)
         row_template = OpRow(
@@ -170,15 +180,12 @@ def simulated(
     effort = Rounds(span_s=1.0)
     bench = SimulatedBench(machine, effort, soc)
     monkeypatch.setattr(runner, "Bench", bench.of_run)
-    monkeypatch.setattr(
-        anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
-    )
-    monkeypatch.setattr(anchors, "is_anchor", lambda op: True)
+    monkeypatch.setattr("codl.targets.measuring.check_anchors", lambda rows, run: None)
     dataset = Dataset.of("test", folder)
 
     def run(**how: Any) -> Any:
         tasks = [t for t in make_tasks([OP], soc, [0.5, 1.0]) if isinstance(t, OpTask)]
-        return collect(LocalTarget(soc), dataset, tasks, rounds=effort, **how)
+        return Collection(LocalTarget(soc), dataset, tasks, rounds=effort, **how).run()
 
     return dataset, bench, run
 
@@ -200,7 +207,7 @@ def test_drift_leaves_no_trace_in_rows(
     machine = Machine(lambda now: 1.0 if now < 1 else 1.0 + 0.1 * (now // 2))
     clock(machine)
     dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
-    monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)  # a few tasks a batch
+    monkeypatch.setattr(runner, "MEMORY_BYTES", 400_000)  # a few tasks a batch
     done = run()
     assert (done.left, done.failed, done.again, done.stopped) == (0, 0, 0, "done")
     anchor_levels = [row.latency_ms for row in dataset.anchors().read()]
@@ -221,7 +228,7 @@ def test_what_anchors_do_not_agree_on_is_no_drift_and_measured_again(
     machine = Machine()
     clock(machine)
     dataset, bench, run = simulated(first_soc, tmp_path, machine, monkeypatch)
-    monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)
+    monkeypatch.setattr(runner, "MEMORY_BYTES", 400_000)
 
     def hit(by: float) -> Callable[[int], dict[str, float]]:
         def sample(repeats: int) -> dict[str, float]:
@@ -236,7 +243,7 @@ def test_what_anchors_do_not_agree_on_is_no_drift_and_measured_again(
         one.timed.sample = hit(1.4)
         return one
 
-    def anchors_of(bench: SimulatedBench) -> list[Prepared]:
+    def several_anchors() -> list[Prepared]:
         found = []
         for task in anchor_tasks(first_soc):
             for index, by in enumerate((1.0, 1.2, 1.5)):
@@ -247,7 +254,7 @@ def test_what_anchors_do_not_agree_on_is_no_drift_and_measured_again(
         return found
 
     monkeypatch.setattr(bench, "prepare", prepared)
-    monkeypatch.setattr(anchors, "prepare", anchors_of)
+    monkeypatch.setattr(bench, "anchors", several_anchors)
     done = run()
     assert done.again > 0
     assert (done.left, done.failed, done.stopped) == (0, 0, "done")
@@ -280,7 +287,7 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     assert drift.first_ms(dataset) == {}
     run(samples=5)
     usual_ms = drift.first_ms(dataset)
-    prepared = anchors.prepare(bench)
+    beside = {anchor.anchor: anchor.timed for anchor in bench.anchors()}
     factors = iter((1.1, 1.1, 5.0, 1.1, 1.1))
 
     def work(runs: int) -> list[float]:
@@ -289,7 +296,7 @@ def test_an_evaluation_says_how_slow_the_machine_is(
         return [0.001] * runs
 
     effort = Effort(min_rounds=5, min_seconds=0)
-    times = batches.time_together({"one": work}, effort, anchors=prepared)
+    times = time_together({"one": work}, effort, anchors=beside)
     assert drift.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
     assert drift.slowdown(times.anchors, {}) is None
 
@@ -376,7 +383,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SharedCache:
 
 def test_only_the_first_run_of_a_turn_meets_the_caches_of_others(machine: SharedCache) -> None:
     runs = {name: timed(machine.run(name, seconds)) for name, seconds in (("a", 0.25), ("b", 0.5))}
-    found = interleave(runs, Effort(min_rounds=4, min_seconds=0, warm=3))
+    found = interleave(runs, Effort(min_rounds=4, min_seconds=0, warm=3))[0]
     # Where a round begins with whom the last one ended with, nobody else ran in between.
     turns = ["".join(machine.ran[at : at + 4]) for at in range(0, len(machine.ran), 4)]
     assert set(turns) == {"aaaa", "bbbb"}
@@ -387,47 +394,25 @@ def test_only_the_first_run_of_a_turn_meets_the_caches_of_others(machine: Shared
 
 
 def test_everybody_has_one_turn_a_round_in_a_random_order() -> None:
-    order: list[str] = []
-
-    def turn(name: str, runs: int) -> list[float]:
-        order.append(name)
-        return [float(len(order))] * runs
-
-    runs: dict[str, TimedRun] = {n: (lambda runs, name=n: turn(name, runs)) for n in "abc"}
-    interleave(runs, Effort(min_rounds=30, min_seconds=0))
-    rounds = ["".join(order[at : at + 3]) for at in range(0, 90, 3)]
-    assert {"".join(sorted(own)) for own in rounds} == {"abc"}
-    assert len(set(rounds)) > 3
-
-
-def test_what_comes_before_a_turn_is_the_same_for_all() -> None:
     log: list[str] = []
 
     def turn(name: str, runs: int) -> list[float]:
-        log.append(f"{name} {runs}")
+        log.append(f"{name}{runs}")
         return [0.001] * runs
 
-    runs: dict[str, TimedRun] = {n: (lambda runs, name=n: turn(name, runs)) for n in "ab"}
-    effort = Effort(min_rounds=5, min_seconds=0, warm=2)
     times = time_together(
-        runs,
-        effort,
+        {name: partial(turn, name) for name in "abc"},
+        Effort(min_rounds=30, min_seconds=0, warm=2),
         before_turn=lambda: log.append("idle"),
         after_round=lambda: log.append("round"),
     )
-    assert len(log) == 5 * 5
-    for at in range(0, len(log), 5):
-        assert log[at] == log[at + 2] == "idle"
-        assert {log[at + 1], log[at + 3]} == {"a 3", "b 3"}
-        assert log[at + 4] == "round"
-    assert (times.cold_ms["a"].runs, times.latency_ms["a"].runs) == (5, 10)
-
-
-def test_a_minimum_time_is_kept(machine: SharedCache) -> None:
-    found = interleave(
-        {"a": timed(machine.run("a", 0.25))}, Effort(min_rounds=1, min_seconds=3.0, warm=3)
-    )
-    assert (len(found["a"].cold), len(found["a"].warm)) == (3, 9)
+    rounds = [log[at : at + 7] for at in range(0, len(log), 7)]
+    assert len(rounds) == 30
+    for own in rounds:
+        assert own[0] == own[2] == own[4] == "idle"
+        assert ({*own[1::2]}, own[6]) == ({"a3", "b3", "c3"}, "round")
+    assert len({tuple(own) for own in rounds}) > 3
+    assert (times.cold_ms["a"].runs, times.latency_ms["a"].runs) == (30, 60)
 
 
 def test_who_fails_leaves_and_the_others_go_on() -> None:
@@ -438,41 +423,19 @@ def test_who_fails_leaves_and_the_others_go_on() -> None:
             raise DeviceError("it broke")
         return [0.5] * runs
 
-    failed: dict[str, CodlError] = {}
     runs: dict[str, TimedRun] = {"bad": fails, "good": lambda runs: [0.25] * runs}
-    found = interleave(runs, Effort(min_rounds=3, min_seconds=0), failed=failed)
-    assert found == {"good": Turns([0.25] * 3, [0.25] * 9)}
+    turns, failed = interleave(runs, Effort(min_rounds=3, min_seconds=0))
+    assert turns == {"good": Turns([0.25] * 3, [0.25] * 9)}
     assert str(failed["bad"]) == "it broke"
-    with pytest.raises(DeviceError, match="it broke"):
-        interleave(runs, Effort(min_rounds=3, min_seconds=0))
 
 
-@pytest.mark.parametrize(("most_s", "rounds"), [(0.0, 1), (3.5, 3), (None, 5)])
-def test_where_time_is_short_there_are_fewer_rounds_and_one_at_least(
-    most_s: float | None, rounds: int, machine: SharedCache
+@pytest.mark.parametrize(
+    ("least", "least_s", "most_s", "rounds"),
+    [(1, 3.0, None, 3), (5, 0.0, 0.0, 1), (5, 0.0, 3.5, 3), (5, 0.0, None, 5)],
+)
+def test_rounds_fill_the_least_time_and_no_more_than_the_most(
+    least: int, least_s: float, most_s: float | None, rounds: int, machine: SharedCache
 ) -> None:
-    effort = Effort(min_rounds=5, min_seconds=0, warm=3, max_seconds=most_s)
-    found = interleave({"a": timed(machine.run("a", 0.25))}, effort)
-    assert len(found["a"].cold) == rounds
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_turns_before_ctrl_c_are_kept_where_that_is_wanted(keep: bool) -> None:
-    calls: list[str] = []
-
-    def work(name: str, runs: int) -> list[float]:
-        calls.append(name)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return [0.001] * runs
-
-    runs = {name: partial(work, name) for name in ("one", "two", "three")}
-    effort = Effort(min_rounds=5, min_seconds=0.0, keep_cut=keep)
-    if not keep:
-        with pytest.raises(KeyboardInterrupt):
-            time_together(runs, effort)
-        return
-    times = time_together(runs, effort)
-    assert times.is_cut_short
-    assert {*times.latency_ms} == {*runs}
-    assert not times.failed
+    effort = Effort(min_rounds=least, min_seconds=least_s, warm=3, max_seconds=most_s)
+    found = interleave({"a": timed(machine.run("a", 0.25))}, effort)[0]["a"]
+    assert (len(found.cold), len(found.warm)) == (rounds, 3 * rounds)

@@ -18,18 +18,18 @@ from codl.errors import CodlWarning, DeviceError, MismatchError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.convolution import Conv2d, ConvColumns
+from codl.ir.records.soc import Soc
+from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
-from codl.kernels.feature_columns import (
-    ChoiceColumns,
-)
+from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.budget import Budget
-from codl.measure.check_variants import tolerance
-from codl.measure.collector import collect
+from codl.measure.closeness import tolerance
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.op_runner import GpuWork, bench, operands
 from codl.measure.runner import Bench
@@ -38,8 +38,6 @@ from codl.measure.timing import Protocol
 from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train
-from codl.records.soc import Soc
-from codl.records.tuned import Trial, Tuned
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.local import LocalTarget
 
@@ -127,7 +125,7 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert trials[-1].latency_ms is trials[0].latency_ms is None
     assert "does not build" in trials[-1].reason
     assert "differs from the default's" in trials[0].reason
-    tuning = Tuning.of(kept, soc)
+    tuning = Tuning.of(kept)
     assert kept == [found]
     assert tuning.choice(variant, OP, soc) == FAST
     assert len(tuning.plan(variant, OP, soc).launches) == 1
@@ -189,7 +187,7 @@ def _is_same(variant: Any, output: Any, default: Any) -> bool:
 
 
 def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: Any) -> None:
-    tuning = Tuning.of([result(variant, soc, FAST)], soc)
+    tuning = Tuning.of([result(variant, soc, FAST)])
 
     def repeats(op: Op, tuning: Tuning) -> float:
         table = features.table("variant", registry.target(variant, op), [op], soc, tuning)
@@ -209,27 +207,26 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
 ) -> None:
     soc, dataset = first_soc, Dataset.of("test", tmp_path)
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
-    collect(LocalTarget(soc), dataset, tasks, rounds=QUICK)
+    Collection(LocalTarget(soc), dataset, tasks, rounds=QUICK).run()
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
-    tuning = Tuning.of([result(variant, soc, FAST)], soc)
+    tuning = Tuning.of([result(variant, soc, FAST)])
     (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
     assert "Kernels were tuned after run1" in note
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_where_the_default_is_best_it_stays(gpu: OpenClDevice, variant: Any) -> None:
-    variant.all = (FAST, {"repeats": 20}, {"repeats": 30})
+@pytest.mark.parametrize(
+    ("choices", "default_ms"), [((FAST, {"repeats": 20}), 0.1), ((BROKEN, FAST), None)]
+)
+def test_the_fastest_is_taken_whether_it_is_the_default_or_the_default_fails(
+    choices: tuple[Choice, ...], default_ms: float | None, gpu: OpenClDevice, variant: Any
+) -> None:
+    variant.all = choices
     (found,) = tune(gpu, [TuneTask(OP, variant)]).results
     assert found.choice == FAST
-    assert found.best_ms == found.default_ms
-
-
-@pytest.mark.usefixtures("_quiet")
-def test_a_default_that_fails_gives_way(gpu: OpenClDevice, variant: Any) -> None:
-    variant.all = (BROKEN, FAST)
-    (found,) = tune(gpu, [TuneTask(OP, variant)]).results
-    assert (found.choice, found.default_ms) == (FAST, None)
+    assert found.default_ms == (default_ms and pytest.approx(default_ms))
+    assert found.best_ms == pytest.approx(0.1)
 
 
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
@@ -245,7 +242,7 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
 def test_a_search_that_was_cut_short_goes_on(gpu: OpenClDevice, variant: Any) -> None:
     soc = gpu.soc
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
-    tuning = Tuning.of([cut], soc)
+    tuning = Tuning.of([cut])
     assert tune(gpu, [TuneTask(OP, variant)], tuning, budget=Budget(0)).left == 1
     (found,) = tune(gpu, [TuneTask(OP, variant)], tuning).results
     assert found.complete
@@ -314,8 +311,8 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     assert all(row.latency.median > 0 and row.gflops > 0 for row in rows)
     reasons = {each.variant: each.reason for each in refused}
     assert "does not build" in reasons["gpu_repeating"]
-    assert reasons["gpu_grouped"] == "groups must be more than 1, got 1"
-    tuning = Tuning.of([result(variant, soc, FAST)], soc)
+    assert reasons["gpu_depthwise"].startswith("groups, input and output channels must be equal")
+    tuning = Tuning.of([result(variant, soc, FAST)])
     rows, _ = bench(here(soc).device, OP, tuning, protocol=quick)
     assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
 

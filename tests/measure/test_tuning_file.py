@@ -14,10 +14,10 @@ import pytest
 from support.simulated import SOC
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
+from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.records.tuned import Trial, Tuned
 
 RESULT = Tuned(
     op="conv2d in=1x16x12x12 oc=32 kernel=3x3 pad=1",
@@ -44,11 +44,11 @@ def test_without_a_file_nothing_is_tuned(dataset: Dataset) -> None:
 
 
 def test_results_come_back_as_they_were_written(dataset: Dataset) -> None:
-    assert tuning_file.add(dataset, SOC, [RESULT]) == Tuning.of([RESULT], SOC)
+    assert tuning_file.add(dataset, SOC, [RESULT]) == Tuning.of([RESULT])
     both = tuning_file.add(dataset, SOC, [UNMEASURED])
-    assert both == tuning_file.read(dataset, SOC) == Tuning.of([RESULT, UNMEASURED], SOC)
+    assert both == tuning_file.read(dataset, SOC) == Tuning.of([RESULT, UNMEASURED])
     better = replace(RESULT, choice={"block": 8}, best_ms=0.5)
-    assert tuning_file.add(dataset, SOC, [better]) == Tuning.of([better, UNMEASURED], SOC)
+    assert tuning_file.add(dataset, SOC, [better]) == Tuning.of([better, UNMEASURED])
     tuning_file.forget(dataset)
     tuning_file.forget(dataset)
     assert tuning_file.read(dataset, SOC) == Tuning()
@@ -117,7 +117,7 @@ def test_results_are_of_one_device_driver_and_host(dataset: Dataset) -> None:
         with pytest.raises(MismatchError, match=f"device, {key}: is .* another device"):
             tuning_file.read(dataset, other)
     halves = replace(SOC, name="renamed", gpu=replace(gpu, element="float16"))
-    assert tuning_file.read(dataset, halves) == Tuning.of([RESULT], halves)
+    assert tuning_file.read(dataset, halves) == Tuning.of([RESULT])
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

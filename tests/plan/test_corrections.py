@@ -13,24 +13,16 @@ from support.synthetic_predictors import SyntheticPredictors, inside
 
 from codl.ir import parse
 from codl.ir.executable import Executable, GpuOp, NetLayer
+from codl.ir.records.profile import PlanRun, span_of
+from codl.ir.records.results import TimeSpan
 from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.corrections import (
-    Evidence,
-    OpRatio,
-    ProfileCorrections,
-    corrected,
-    op_ratios,
-)
+from codl.plan.corrections import Evidence, OpRatio, ProfileCorrections, corrected, op_ratios
 from codl.plan.cost_model import CostModel
-from codl.plan.price import price, stage_times
-from codl.plan.profile_feedback import ProfiledTimes
-from codl.records.profile import PlanRun
-from codl.records.results import TimeSpan
-from codl.records.span_names import span_of
+from codl.plan.price import ProfiledTimes, price, stage_times
 from codl.runtime.loaded import totals_ms
 
 CONV = "conv2d in=1x64x{h}x56 oc={oc} kernel=3x3 pad=1"

@@ -10,33 +10,23 @@ import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors, inside
 
-from codl.errors import UnknownNameError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, Shape, parse
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import CostModel, SignalCosts
-from codl.plan.coverage import without
-from codl.plan.price import TransferCost, after_stage
-from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
-from codl.records.gpu_limits import UNLIMITED, GpuLimits
+from codl.predict.in_network_cost import InNetworkCost
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-
-
-def costs_without(*names: str) -> InNetworkCosts:
-    """All costs inside a network but for some."""
-    off = dict.fromkeys(names, 0.0)
-    every = SyntheticPredictors.with_all_terms().inside
-    return {side: replace(own, **off) for side, own in every.items()}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +39,8 @@ def network() -> Network:
     return convert(simplify(import_onnx(b.build(), "batch")))
 
 
-def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float:
-    """Of a plan with two engines in the CPU's nets, and two storages on the GPU.
-
-    By a cost model in which some terms are `off`.
-    """
+def price(network: Network, predictors: SyntheticPredictors) -> float:
+    """Of a plan with two engines in the CPU's nets, and two storages on the GPU."""
     cpu = ["cpu_direct", "cpu_direct", "cpu_ort", "cpu_direct", "cpu_gemm"]
     gpu = ["gpu_direct", "gpu_direct", "gpu_direct", "gpu_direct_image", "gpu_direct"]
     layers = network.layers
@@ -69,7 +56,7 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
         )
     )
     plan = Plan(network.name, network.digest, SOC.name, "test", "law", "missing", None, chains)
-    cost = without(CostModel(WITH_IMAGES, predictors), *off)
+    cost = CostModel(WITH_IMAGES, predictors)
     return prices.price(lower(network, plan, WITH_IMAGES, Tuning()), cost).latency_ms
 
 
@@ -87,41 +74,6 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Ne
     every = SyntheticPredictors.with_all_terms(gpu=gpu)
     changes: dict[str, Any] = {term: off, **({"parts": {}} if term == "exchange" else {})}
     assert price(network, replace(every, asked=[], **changes)) < price(network, every)
-
-
-@pytest.mark.parametrize(
-    ("term", "unknown"),
-    [
-        ("inside", {"inside": {}}),
-        (
-            "caches",
-            {"inside": costs_without("weight_ms", "transformed_ms", "tensor_ms")},
-        ),
-        ("net-calls", {"inside": costs_without("call_ms")}),
-        ("contention", {"inside": costs_without("beside_ms")}),
-        ("batch", {"batch": {}}),
-        ("launches", {"dispatch": {}}),
-        ("waits", {"signals": {"first_launch": 0.004}}),
-        ("sharing", {"exchange": Line(0.0), "parts": {}}),
-        ("packing", {"packing": None, "inside": costs_without("packed_ms")}),
-        ("relayouts", {"relayout": None}),
-    ],
-)
-def test_a_term_that_is_off_counts_as_if_nobody_had_measured_it(
-    term: str, unknown: Any, network: Network
-) -> None:
-    every = SyntheticPredictors.with_all_terms()
-    rest = replace(every, asked=[], **unknown)
-    assert price(network, every, term) == pytest.approx(price(network, rest), rel=1e-12)
-
-
-def test_a_rule_is_off_and_changes_no_prediction(network: Network) -> None:
-    every = SyntheticPredictors.with_all_terms()
-    cost = without(CostModel(WITH_IMAGES, every), "image-splits", "contention", "worth")
-    assert cost.off == {"image-splits", "worth"}
-    assert price(network, every, "worth") == price(network, every)
-    with pytest.raises(UnknownNameError, match="Did you mean 'contention'"):
-        without(cost, "contentions")
 
 
 #: Costs of what the plans here do not do: transform weights.
@@ -249,13 +201,3 @@ def test_a_dataset_without_signals_is_priced_by_its_parts() -> None:
     cost = CostModel(SOC, predictors)
     assert cost.transfer_parts("to_cpu", Shape(1, 8, 8, 8)) == PARTS
     assert cost.signals == SignalCosts()
-
-
-def test_a_busy_gpu_begins_later() -> None:
-    works = (1.0, 2.0)
-    assert after_stage((0.5, 0.0), [], works=works) == (1.5, 2.5)
-    assert after_stage((0.5, 3.0), [], works=works) == (1.5, 5.0)
-    # The GPU's transfer to the CPU was enqueued right after its last shard.
-    sent = TransferCost.of("to_cpu", {"transform": 0.25, "sync": 0.125})
-    cpu, gpu = after_stage((0.0, 0.0), [sent], works=works)
-    assert (cpu, gpu) == (0.25 + 0.125 + 1.0, 0.25 + 2.0)

@@ -13,13 +13,13 @@ from support.synthetic_predictors import Line, SyntheticPredictors, inside
 from codl.ir import Layer, Network, parse
 from codl.kernels.base import LIBRARIES
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.measure.op_runner import filler
 from codl.plan import chain_costs
 from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.cost_model import CostModel
-from codl.plan.cpu_libraries import ANY, cpu_libraries
 from codl.plan.price import price
+from codl.plan.shards import ANY, cpu_libraries
 
 #: Ops of one input behind each other.
 OPS = (

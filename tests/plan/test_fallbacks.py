@@ -14,14 +14,14 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir import parse, split, to_text
 from codl.ir.plan import OpFallback, load_plan, those_of
+from codl.ir.records import soc as socs
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.plan.build_plan import for_soc, with_fallbacks
 from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import predicted
 from codl.plan.search import search
-from codl.records import soc as socs
 
 NETWORK = small_network()
 PLAN = small_plan(NETWORK, SOC)

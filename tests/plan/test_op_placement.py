@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,17 +12,17 @@ from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import of_few_kinds
 
-from codl.cli.plan_tables import op_placement_table, plan_table
 from codl.frontend.convert import load_structure, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.results import TimeSpan
 from codl.ir.types import PROCESSORS
 from codl.plan.build_plan import preferring
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.op_placement import measured, predicted
-from codl.records.results import TimeSpan
+from codl.report.tables import placement_content
 from codl.runtime.loaded import totals_ms
 
 
@@ -75,7 +75,6 @@ def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> Non
     assert re.search(r"\(alone \d+\.\d{3} ms here, \d+\.\d{3} ms on the gpu\)$", reasons[0])
     assert reasons[2].startswith("codl has no operator for CumSum")
     assert reasons[3].startswith("whole, as test plans it")
-    assert reasons[3].endswith("; ncnn has no softmax")
     assert [one.reason for one in predicted(network, plan, SOC, None)][
         4
     ] == "whole, as test plans it"
@@ -118,36 +117,9 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
     assert shares[0] / shares[1] == pytest.approx(expected[0] / expected[1])
 
 
-def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
-    cost = covered(CostModel(SOC, of_few_kinds()), network)
-    spans = [
-        TimeSpan("gpu", "kernel", "conv + add", 0.5, 2.5),
-        TimeSpan("cpu", "net", "conv", 0.0, 2.0),
-    ]
-    before = predicted(network, plan, SOC, cost)
-    rows = measured(
-        before,
-        totals_ms(spans),
-        {"cpu": {"conv": ("conv",)}, "gpu": {"conv + add": ("conv", "add")}},
-    )
-    assert [(one.latency_ms, one.together) for one in rows[:1]] == [(2.0, 1)]
-    own = [one.latency_ms or 0.0 for one in (rows[1], rows[4])]
-    assert sum(own) == pytest.approx(2.0)
-    assert [rows[1].together, rows[4].together] == [2, 2]
-    expected = [one.latency_ms or 0.0 for one in (before[1], before[4])]
-    assert own[0] / own[1] == pytest.approx(expected[0] / expected[1])
-
-
 def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: Plan) -> None:
     rows = predicted(network, plan, SOC, None)
-    summary = op_placement_table(rows, "predicted", every=False)
-    assert summary.row_count == 4  # the cumulative sum, ncnn, ONNX Runtime, OpenCL
-    assert op_placement_table(rows, "predicted", every=True).row_count == 5
-    assert "cumsum" in list(summary.columns[0].cells)
-
-
-def test_a_plan_of_which_nothing_is_predicted_is_shown(network: Network, plan: Plan) -> None:
-    shown = plan_table(replace(plan, predicted_ms=43.21), search_ms=5.0)
-    assert "predicted 43.2 ms by law from measured latencies, found in 5 ms" in str(shown.caption)
-    assert plan.predicted_ms is None
-    assert "nothing is predicted, found in 5 ms" in str(plan_table(plan, search_ms=5.0).caption)
+    (summary,) = placement_content(rows, "predicted").sections
+    names = [row.cells[0] for row in summary.rows]
+    assert names == ["cumsum", "1 op", "2 ops", "1 op"]  # ncnn, OpenCL, ONNX Runtime
+    assert len(placement_content(rows, "predicted", every=True).sections[0].rows) == 5

@@ -20,20 +20,20 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.plan import Plan, load_plan
+from codl.ir.records.results import SINGLES
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.build_plan import WORTH, chain_of, make_plan, unless_alone
 from codl.plan.cost_model import CostModel
-from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.price import TransferCost, after_stage
+from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.predict.in_network_cost import InNetworkCost
-from codl.records.results import SINGLES
-from codl.records.soc import Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
 
 
@@ -55,14 +55,10 @@ def search(
     return ChainSearch(network, CostModel(SOC, predictors))
 
 
-def test_equal_processors_share_alike(network: Network) -> None:
-    for candidate in some(single_ops(search(network, fixed=1e-6, per_mb=0))):
-        assert candidate.chain.gpu_ratio == pytest.approx(0.5, abs=0.1)
-
-
-def test_a_faster_gpu_gets_more(network: Network) -> None:
-    conv = single_ops(search(network, gpu=4.0, fixed=1e-6, per_mb=0))[1]
-    assert conv.chain.gpu_ratio == pytest.approx(0.8, abs=0.051)
+@pytest.mark.parametrize(("gpu", "ratio"), [(1.0, 0.5), (4.0, 0.8)])
+def test_a_faster_gpu_gets_more(network: Network, gpu: float, ratio: float) -> None:
+    for single in some(single_ops(search(network, gpu=gpu, fixed=1e-6, per_mb=0))):
+        assert single.chain.gpu_ratio == pytest.approx(ratio, abs=0.1)
 
 
 def test_costly_sharing_means_one_processor(network: Network) -> None:
@@ -78,43 +74,12 @@ def test_costly_sharing_makes_long_chains(network: Network) -> None:
     assert any(len(c.chain.ops) > 1 and 0 < c.chain.gpu_ratio < 1 for c in dear)
 
 
-def test_chains_cover_the_layers_once_in_order(network: Network) -> None:
-    chains = greedy_chains(search(network))
-    assert [name for c in chains for name in c.chain.ops] == [x.name for x in network.layers]
-
-
-def test_chaining_is_never_predicted_slower_than_single_ops(network: Network) -> None:
+def test_chains_cover_the_layers_once_and_are_not_slower_than_single_ops(network: Network) -> None:
     s = search(network, fixed=0.05)
-    chained = sum(c.latency_ms for c in greedy_chains(s))
-    assert chained <= sum(c.latency_ms for c in single_ops(s)) + 1e-9
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
-def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -> None:
-    """With the law in hand: transfers one by one, then the slower shard of every chain.
-
-    On one processor that is all there is to it; where both work, transfers overlap with computing.
-    """
-    s = search(network, gpu=2.0)
-    plan = s.plan(
-        "test", [s.at([x], "H" if x.op.output.h > 1 else "OC", ratio) for x in network.layers]
-    )
-    law, slower, both = SyntheticPredictors(gpu=2.0), 0.0, 0.0
-    program = partition_plan(network, plan, SOC)
-    for segment in program.segments:
-        shards = [
-            sum(1e-8 * p.op.flops / speed + 1e-3 for p in shard.parts)
-            for shard, speed in ((segment.cpu, 1.0), (segment.gpu, 2.0))
-        ]
-        slower, both = slower + max(shards), both + sum(shards)
-    moves = [m for segment in program.segments for m in segment.transfers] + list(program.final)
-    shapes = network.shapes
-    moved = [m.region.shape(shapes[m.tensor]) for m in moves]
-    shared = law.sharing_ms("to_cpu", moved)["copy"].sum()
-    assert plan.predicted_ms is not None
-    if ratio in (0.0, 1.0):
-        assert plan.predicted_ms == pytest.approx(both + shared, rel=1e-3)
-    assert max(slower / 2, shared) < plan.predicted_ms <= (slower + shared) * 1.001
+    chains = greedy_chains(s)
+    assert [name for c in chains for name in c.chain.ops] == [x.name for x in network.layers]
+    single_ms = sum(c.latency_ms for c in single_ops(s))
+    assert sum(c.latency_ms for c in chains) <= single_ms + 1e-9
 
 
 def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
@@ -158,10 +123,7 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         (content | {"version": 99}, "version: expected a plan of version 1"),
         ({k: v for k, v in content.items() if k != "soc"}, "soc: the key is missing"),
         (content | {"chainz": []}, "Did you mean 'chains'?"),
-        (
-            with_chain(content, gpu_ratio=1.5),
-            r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5",
-        ),
+        (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
         (with_chain(content, gpu_ratio=True), r"chains[0].gpu_ratio: expected float, got True"),
         (content | {"predicted_ms": float("nan")}, "not JSON"),
         (content | {"predicted_ms": 1e308}, "predicted_ms: expected float <= 1"),

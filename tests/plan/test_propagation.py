@@ -14,10 +14,10 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.ir import Network, Region, Shape
 from codl.ir.region import Span
 from codl.lower.partition import chain_outputs, cut, missing_regions
-from codl.plan import region_array as boxes
+from codl.plan import parts as boxes
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.sub_ops import Walk
+from codl.plan.parts import Walk
 
 SHAPE = Shape(3, 12, 9, 5)
 
@@ -33,7 +33,7 @@ def regions(draw: st.DrawFn) -> Region:
 
 
 @given(held=st.one_of(st.none(), regions()), need=regions())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 def test_what_is_missing_has_the_sizes_of_what_moves(held: Region | None, need: Region) -> None:
     _, moved = missing_regions(SHAPE, held, need, "missing")
     expected = [tuple(piece.shape(SHAPE))[:3] for piece in moved]
@@ -48,7 +48,7 @@ def test_the_larger_entries_are_the_box_around_both(one: Region, other: Region) 
 
 
 @given(network=random_networks(), data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject) -> None:
     """Every part, and what is read from outside and left, of chains of all lengths at once."""
     layers, ratios = network.layers, [0.0, 0.2, 0.5, 0.85, 1.0]
@@ -60,7 +60,7 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
         dim, step = "H", 0
     costs = ChainCosts(network, CostModel(SOC, SyntheticPredictors()), ratios)
     walk = Walk(stop, dim, step, starts)
-    steps = {one.layer: one for one in costs.steps([walk])}
+    steps = {one.layer: one for one in costs.halo([walk]).steps()}
     for candidate in some(costs.evaluate([walk])):
         own = layers[candidate.start : stop]
         outputs = chain_outputs(network, own)
@@ -69,17 +69,17 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
             expected = {part.layer.output: part.region for part in shard.parts}
             numbers = {x.output: int(steps[k].parts[0, side])
                        for k, x in enumerate(own, candidate.start)}  # fmt: skip
-            cut_boxes = {name: costs.sub_ops.boxes[number] for name, number in numbers.items()}
+            cut_boxes = {name: costs.table.boxes[number] for name, number in numbers.items()}
             assert {n: boxes.region(b) for n, b in cut_boxes.items() if boxes.is_something(b)} == (
                 expected
             )
             for rows, regions_of in (
                 (candidate.reads, shard.inputs),
-                (candidate.leaves, shard.left(outputs)),
+                (candidate.writes, shard.left(outputs)),
             ):
                 table = {
-                    costs.tensor(candidate.start, seen): costs.regions.boxes[number]
-                    for seen, owner, number in rows
+                    name: costs.regions.boxes[number]
+                    for name, owner, number in costs.named(candidate.start, rows)
                     if owner == side
                 }
                 # Constants that one layer alone reads are there from the start.
@@ -98,7 +98,7 @@ def test_a_region_has_one_number_by_its_note() -> None:
     assert table.noted(first, 3) != first
     numbers = table.of(np.array([0]), np.array([box]), np.array([3]))
     assert numbers.tolist() == [table.noted(first, 3)]
-    assert table.shape(first) == SHAPE
+    assert table.region(first) == Region.whole(SHAPE)
     assert table.one(SHAPE, boxes.box(None)) == boxes.NONE
     with pytest.raises(KeyError):
         table.one(SHAPE._replace(w=7), box)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 
-from codl.ir import Op, Shape, parse
+from codl.ir import Op, Shape
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict.active_learning import (
@@ -18,17 +18,13 @@ from codl.predict.active_learning import (
     LEAST_ROWS,
     ActiveLearner,
     LearningPoint,
-    MeasuredPart,
     farthest_first,
     has_converged,
     in_turns,
     is_random,
-    regret,
-    splits,
 )
 
 BUDGET_S = 100.0
-OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
 
 
 def test_about_half_of_all_items_are_random() -> None:
@@ -41,36 +37,19 @@ def test_about_half_of_all_items_are_random() -> None:
 def test_every_next_one_is_the_farthest_of_those_left() -> None:
     dice = np.random.default_rng(0)
     known, candidates = 10 ** dice.uniform(0, 5, (5, 3)), 10 ** dice.uniform(0, 5, (30, 3))
-    weights = dice.uniform(0.5, 2, 30)
-    order = farthest_first(known, candidates, weights)
+    order = farthest_first(known, candidates)
     assert sorted(order) == list(range(30))
     logs = np.log1p(np.vstack([known, candidates]))
     logs /= logs.std(0)
     for at in range(29):
         before = np.vstack([logs[:5], logs[5:][order[:at]]])
-        scores = {
-            i: weights[i] * np.linalg.norm(before - logs[5 + i], axis=1).min() for i in order[at:]
-        }
+        scores = {i: np.linalg.norm(before - logs[5 + i], axis=1).min() for i in order[at:]}
         assert scores[order[at]] == pytest.approx(max(scores.values()))
 
 
 def test_a_feature_that_never_varies_does_not_matter() -> None:
     candidates = np.array([[1.0, 7.0], [100.0, 7.0], [10.0, 7.0]])
-    assert farthest_first(candidates[:1], candidates[1:], np.ones(2)) == [0, 1]
-
-
-def test_regret_is_that_of_the_split_chosen() -> None:
-    latencies = {("cpu", 1.0): 8.0, ("gpu", 1.0): 6.0, ("cpu", 0.5): 4.0, ("gpu", 0.5): 3.0}
-    shard = {side: p for keys in splits(OP, SOC) for side, p in keys if p.output.h == 14}
-    parts = [
-        MeasuredPart(OP, side, OP if share == 1 else shard[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
-        for (side, share), ms in latencies.items()
-    ]
-    found = regret(parts, SOC)
-    assert found is not None
-    # Shards are predicted to take 12 ms, so the GPU alone is chosen: 6 ms instead of 4.
-    assert (found.ops, found.mean) == (1, 50.0)
-    assert regret(parts[:2], SOC) is None
+    assert farthest_first(candidates[:1], candidates[1:]) == [0, 1]
 
 
 def test_streams_take_turns() -> None:
@@ -182,5 +161,4 @@ def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) ->
     assert 85 < found["acc10"] <= 100
     assert 55 < found["acc5"] < 85
     assert 3 < found["mape"] < 6
-    assert expected["regret"] is None  # one processor alone has no split
     assert ActiveLearner(SOC, Dataset(tmp_path / "none"), BUDGET_S).expected() is None

@@ -15,11 +15,10 @@ from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.kernels import registry
 from codl.predict import ESTIMATORS, features
-from codl.predict.cross_validation import TrainingRows, accuracy, shape_folds
-from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.linear import CodlLinear, FlopsLinear
+from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
 from codl.predict.estimators.numerics import to_json
 from codl.predict.estimators.trees import Gbdt
+from codl.predict.training_set import TrainingRows, accuracy, shape_folds
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["a", "b", "c"]
@@ -37,12 +36,14 @@ def sample(rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @ALL
-def test_only_finite_features_of_every_latency_are_fitted(cls: type[LatencyEstimator]) -> None:
+def test_only_finite_features_of_positive_latencies_are_fitted(cls: type[LatencyEstimator]) -> None:
     X, y = sample()
     broken = X.copy()
     broken[3, 1] = np.nan
-    for features_, latency_ms in ((X[:5], y), (X[0], y[:3]), (broken, y), (X[:0], y[:0])):
-        with pytest.raises(ValueError, match=r"Expected features|must be finite"):
+    wrong = [(X[:5], y), (X[0], y[:3]), (broken, y), (X[:0], y[:0])]
+    wrong += [(X, np.append(y[:-1], last)) for last in (0.0, -1.0)]
+    for features_, latency_ms in wrong:
+        with pytest.raises(ValueError, match=r"Expected features|must be finite|must be positive"):
             cls.fit(features_, latency_ms)
 
 
@@ -59,25 +60,22 @@ def test_predictions_are_positive(cls: type[LatencyEstimator]) -> None:
 
 
 @ALL
-def test_latencies_must_be_positive(cls: type[LatencyEstimator]) -> None:
-    X, y = sample()
-    for wrong in (0.0, -1.0):
-        with pytest.raises(ValueError, match=rf"must be positive, got {wrong:g}"):
-            cls.fit(X, np.append(y[:-1], wrong))
-
-
-@ALL
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 20, 80])
 def test_a_fit_is_the_same_again_and_read_back(
-    cls: type[LatencyEstimator], capfd: pytest.CaptureFixture[str]
+    cls: type[LatencyEstimator], rows: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It changes nothing that it is given, and prints nothing."""
-    for rows in (2, 8, 80):
-        X, y = sample(rows)
-        before = X.copy(), y.copy()
-        fitted, again = cls.fit(X, y), cls.fit(X.tolist(), y.tolist())
-        np.testing.assert_array_equal((*X.ravel(), *y), (*before[0].ravel(), *before[1]))
-        assert encoded(fitted) == encoded(again) == encoded(read_back(fitted))
-        np.testing.assert_array_equal(read_back(fitted).predict(X), fitted.predict(X))
+    if rows == 1 and cls.name == "gbdt":
+        pytest.skip("one row has nothing to split")
+    (X, y), more = sample(rows), sample(200, seed=1)[0]
+    before = X.copy(), y.copy()
+    fitted, again = cls.fit(X, y), cls.fit(X.tolist(), y.tolist())
+    np.testing.assert_array_equal((*X.ravel(), *y), (*before[0].ravel(), *before[1]))
+    assert encoded(fitted) == encoded(again) == encoded(read_back(fitted))
+    predicted = read_back(fitted).predict(more)
+    np.testing.assert_array_equal(predicted, fitted.predict(more))
+    assert np.isfinite(predicted).all()
+    assert predicted.min() > 0
     assert capfd.readouterr() == ("", "")
 
 

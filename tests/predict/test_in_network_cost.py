@@ -14,15 +14,15 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import InvalidFileError
 from codl.ir import Op, parse, to_text
-from codl.ir.columns import elements
+from codl.ir.columns import ColumnsByType
 from codl.ir.ops.convolution import ConvColumns
+from codl.ir.records.soc import CpuCache
 from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.kernels.conv2d.cpu_winograd import usual_tile
+from codl.kernels.conv2d.cpu import usual_tile
 from codl.measure.dataset import Dataset, StageRow
 from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, InNetworkCost, Owner, fitted
-from codl.records.soc_facts import CpuCache
 
 COSTS: dict[Owner, InNetworkCost] = {
     "cpu": InNetworkCost(1.0, 0.02, 5e-8, 7e-8, 0.0, 9e-8, 1e-8),
@@ -91,7 +91,7 @@ def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[St
 
 
 def taken_ms(row: StageRow, ops: list[Op], side: Processor, owner: Owner) -> float:
-    inputs, weights, outputs = 4 * np.array(elements(ops), np.float64)
+    inputs, weights, outputs = 4 * ColumnsByType(ops).amounts[:3]
     is_winograd = np.array(["winograd" in variant(op, owner) for op in ops])
     tiles = np.array([tile(op, owner) for op in ops])
     larger = weights * np.where(is_winograd, (tiles + 2) ** 2 / 9, 1.0)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,10 +40,10 @@ def fitted(cls: type[LatencyEstimator], *, runs: bool = False) -> LatencyEstimat
         return cls.fit(X, y, runs=["a", "b", "c"] * (ROWS // 3) if runs else None)
 
 
-def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
-    """Raise where a prediction, or its interval, depends on the others."""
+def check(estimator: LatencyEstimator) -> None:
+    """Raise where a prediction depends on the others."""
     X = np.exp(np.random.default_rng(2).uniform(1, 13, (ASKED, COLUMNS)))
-    whole, bounds = estimator.predict(X), estimator.interval(X) if interval else ()
+    whole = estimator.predict(X)
     np.testing.assert_array_equal(estimator.predict(np.asfortranarray(X)), whole)
     labels = np.resize(["a", "unknown", "b", "c"], ASKED)
     in_runs = estimator.predict(X, runs=labels.tolist())
@@ -51,27 +52,28 @@ def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
         np.testing.assert_array_equal(
             estimator.predict(X[rows], runs=labels[rows].tolist()), in_runs[rows]
         )
-        if interval:
-            for own, bound in zip(estimator.interval(X[rows]), bounds, strict=True):
-                np.testing.assert_array_equal(own, bound[rows])
 
 
 def check_ensemble() -> None:
-    """All members at once: processes on features and on directions of them, and trees."""
+    """All members at once: processes on features and, as in older files, on axes, and trees."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gp_fitting, "WORTH", 1.0)  # keeps every member
         patch.setattr(gp_fitting, "MANY_ITEMS", ROWS)
         estimator = fitted(Codl)
     assert isinstance(estimator, Codl)
-    assert [member.axes is None for member in estimator.ensemble.members] == [True, True, False]
-    assert estimator.ensemble.trees is not None
-    check(estimator, interval=True)
+    ensemble = estimator.ensemble
+    assert len(ensemble.members) == 2
+    assert ensemble.trees is not None
+    first, second = ensemble.members
+    axes = np.random.default_rng(3).standard_normal((COLUMNS, 3))
+    turned = replace(second, axes=axes, lengths=second.lengths[:3])
+    check(replace(estimator, ensemble=replace(ensemble, members=(first, turned))))
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["one_run", "runs"])
 @pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 def test_a_prediction_does_not_depend_on_its_batch(cls: type[LatencyEstimator], runs: bool) -> None:
-    check(fitted(cls, runs=runs), interval=cls is Codl)
+    check(fitted(cls, runs=runs))
 
 
 def test_no_member_of_the_ensemble_depends_on_the_batch() -> None:
@@ -97,7 +99,7 @@ def test_nor_on_a_cpu_with_narrower_vectors() -> None:
 
 def main() -> None:
     for cls in ESTIMATORS.values():
-        check(fitted(cls), interval=cls is Codl)
+        check(fitted(cls))
     check_ensemble()
 
 

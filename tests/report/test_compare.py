@@ -11,7 +11,8 @@ from support import command_line
 
 from codl.errors import MismatchError
 from codl.report.compare import ResultComparison, compare_results, comparison_table
-from codl.report.load import parse_result
+from codl.report.html import write_report
+from codl.report.results import parse_result
 
 ENVIRONMENT = {"machine": "x86_64", "system": "Linux", "driver": "1.0", "protocol": {"seconds": 2}}
 
@@ -134,3 +135,22 @@ def test_the_table_leaves_out_what_is_noise() -> None:
     assert [row.cells[0] for row in section.rows] == ["gpu, ms"]
     (section,) = comparison_table(found, every=True).sections
     assert len(section.rows) == 2
+
+
+def test_a_report_refuses_what_was_not_measured_alike(tmp_path: Path) -> None:
+    for name, content in {
+        "old.json": evaluation({"cpu": 1.0}),
+        "new.json": evaluation({"cpu": 1.0}, environment={**ENVIRONMENT, "driver": "1.3"}),
+        "other.json": evaluation(
+            {"cpu": 1.0}, soc="phone", environment={**ENVIRONMENT, "driver": "7"}
+        ),
+        "before.json": {**evaluation({"cpu": 1.0}), "environment": None},
+    }.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    paths = [tmp_path / f"{name}.json" for name in ("before", "old", "other", "new")]
+    page = tmp_path / "page.html"
+    with pytest.raises(MismatchError, match=r"old.json and new.json .* driver: 1.0 and 1.3"):
+        write_report(paths, page)
+    assert not page.exists()
+    assert write_report(paths[:-1], page).exists()
+    assert write_report(paths, page, apart=True).exists()

@@ -16,18 +16,19 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.engine.engine import Engine
-from codl.evaluation.run_report import Recording, SensorReading, predict, record
 from codl.ir.executable import Transfer
 from codl.ir.plan import Plan
+from codl.ir.records.results import Conditions, TimeSpan
+from codl.jobs.run_report import predict, record
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
+from codl.machine.placement import LocalSoc
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.records.results import Conditions, TimeSpan
+from codl.report.recording import SensorReading
 from codl.report.trace import write_trace
 from codl.runtime.loaded import Timeline
-from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -197,7 +198,7 @@ def test_sensors_are_counters(tmp_path: Path) -> None:
     one.profile = lambda runs, layers: []
     target: Target = SimpleNamespace(conditions=lambda: hot)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codl.evaluation.run_report.measured", lambda executable, spans: iter(()))
+        patch.setattr("codl.jobs.run_report.measured", lambda executable, spans: iter(()))
         recording = record(one, target, None, runs=2, power_w=4.5)
     assert recording.readings[0] == SensorReading(
         0.0, {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
@@ -222,11 +223,3 @@ def test_clocks_are_laid_over_each_other_where_an_enqueue_took_the_least() -> No
     starts = [span.start_ms for span in timeline.spans()]
     assert starts == pytest.approx([1.002, 11.002, 21.002], abs=1e-6)
     assert all(isinstance(span, TimeSpan) for span in timeline.spans())
-
-
-def test_recordings_without_predictors_have_one_process(tmp_path: Path) -> None:
-    network, plan = planned(SOC)
-    recording: Recording = predict(lower(network, plan, SOC, Tuning()), plan, None)
-    assert recording.predicted == ()
-    written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
-    assert written.tracks == ()

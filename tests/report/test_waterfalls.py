@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from codl.errors import InvalidFileError
-from codl.frames import results
+from codl.jobs.frames import results
+from codl.report.html import waterfall as drawn
 from codl.report.html import write_report
-from codl.report.load import explain_result
-from codl.report.pictures import waterfall as drawn
+from codl.report.results import ExplainResult, parse_as
 from codl.report.waterfalls import (
     chains_content,
     findings,
@@ -22,7 +22,7 @@ from codl.report.waterfalls import (
     whole_content,
 )
 
-TERMS = {"cuts": 1.0, "halo": 2.0, "overlap": -0.5}
+TERMS = {"cuts": 1.0, "chains": 2.0, "overlap": -0.5}
 RUN = {"cpu": 0.0, "engine": 1.5}
 
 
@@ -67,25 +67,28 @@ def waterfall(*, is_measured: bool = True, **values: Any) -> dict[str, Any]:
 
 
 def test_steps_lead_from_the_bound_to_both_latencies() -> None:
-    steps = [(step.name, step.ms, step.total_ms) for step in steps_of(explain_result(waterfall()))]
+    steps = [
+        (step.name, step.ms, step.total_ms)
+        for step in steps_of(parse_as(ExplainResult, waterfall()))
+    ]
     assert steps == [
         ("bound", None, 10.0),
         ("cuts", 1.0, 11.0),
-        ("halo", 2.0, 13.0),
+        ("chains", 2.0, 13.0),
         ("overlap", -0.5, 12.5),
         ("predicted", None, 12.5),
         ("cpu", 0.0, 12.5),
         ("engine", 1.5, 14.0),
         ("measured", None, 14.0),
     ]
-    predicted = steps_of(explain_result(waterfall(is_measured=False)))
+    predicted = steps_of(parse_as(ExplainResult, waterfall(is_measured=False)))
     assert predicted[-1].name == "predicted"
 
 
 def test_tables_show_signs_chains_and_what_was_not_run() -> None:
-    result = explain_result(waterfall(slowdown={"cpu": 1.25}))
+    result = parse_as(ExplainResult, waterfall(slowdown={"cpu": 1.25}))
     rows = {row.cells[0]: row.cells[1:4] for row in waterfall_content(result).sections[0].rows}
-    assert rows["halo"] == ("+2.00", "13.0", "130")
+    assert rows["chains"] == ("+2.00", "13.0", "130")
     assert rows["overlap"] == ("-0.500", "12.5", "125")
     assert rows["cpu"][0] == "0"
     text = " ".join(waterfall_content(result).caption)
@@ -94,17 +97,17 @@ def test_tables_show_signs_chains_and_what_was_not_run() -> None:
     assert "one CPU, divided" in text
     assert "disturbed" not in text
     spread = {"median": 14.0, "p20": 13.0, "p80": 16.0, "runs": 20}
-    uneven = waterfall_content(explain_result(waterfall(latency_ms=spread)))
+    uneven = waterfall_content(parse_as(ExplainResult, waterfall(latency_ms=spread)))
     assert "Something disturbed them" in " ".join(uneven.caption)
-    unrun = explain_result(waterfall(is_measured=False))
+    unrun = parse_as(ExplainResult, waterfall(is_measured=False))
     assert "Nothing was run" in " ".join(waterfall_content(unrun).caption)
     chains = chains_content(result)
     assert [column.header for column in chains.columns][4:] == [
-        "bound", "cuts", "halo", "overlap", "engine", "measured",
+        "bound", "cuts", "chains", "overlap", "engine", "measured",
     ]  # fmt: skip
     first, last = (row.cells for row in chains.sections[0].rows)
     assert first[1:5] == ("OC 0.45", "3.00 / 3.50", "4.00 / 4.00", "7.50")
-    assert first[5:] == ("+0.75", "+1.50", "-0.38", "+1.12", "10.50")
+    assert first[5:] == ("+0.750", "+1.50", "-0.375", "+1.12", "10.5")
     assert (last[0], last[-1]) == ("(results)", "3.50")
     told = [text for text in chains.caption if "sooner" in text]
     end = "the CPU is done 0.500 ms sooner, 12% of what the GPU takes."
@@ -112,24 +115,24 @@ def test_tables_show_signs_chains_and_what_was_not_run() -> None:
 
 
 def test_small_terms_stand_together_where_there_is_no_room() -> None:
-    chains = chains_content(explain_result(waterfall()), most=2)
+    chains = chains_content(parse_as(ExplainResult, waterfall()), most=2)
     assert [column.header for column in chains.columns][4:] == [
-        "bound", "halo", "engine", "others", "measured",
+        "bound", "chains", "engine", "others", "measured",
     ]  # fmt: skip
     first, _ = (row.cells for row in chains.sections[0].rows)
-    assert first[4:] == ("7.50", "+1.50", "+1.12", "+0.38", "10.50")
+    assert first[4:] == ("7.50", "+1.50", "+1.12", "+0.375", "10.5")
 
 
 def test_findings_name_the_largest_terms() -> None:
-    (text,) = findings(explain_result(waterfall()))
+    (text,) = findings(parse_as(ExplainResult, waterfall()))
     assert "14.0 ms is 1.40 times the lossless bound of 10.0 ms" in text
-    assert text.endswith("most is lost to halo (+2.00 ms), engine (+1.50 ms), cuts (+1.00 ms).")
+    assert text.endswith("most is lost to chains (+2.00 ms), engine (+1.50 ms), cuts (+1.00 ms).")
 
 
 def test_the_picture_says_the_same_in_words() -> None:
-    svg = ElementTree.fromstring(f"<svg>{drawn(explain_result(waterfall())).marks}</svg>")
+    svg = ElementTree.fromstring(f"<svg>{drawn(parse_as(ExplainResult, waterfall())).marks}</svg>")
     words = [element.text or "" for element in svg.iter()]
-    assert any(text.startswith("cuts: +1.00 ms, splits at whole rows") for text in words)
+    assert any(text.startswith("cuts: +1.00 ms, splits in steps of whole rows") for text in words)
     assert {"bound: 10.0 ms", "measured", "overlap", "+1.50", "-0.500"} <= set(words)
 
 
@@ -159,7 +162,7 @@ def test_a_page_and_a_frame(tmp_path: Path) -> None:
 )
 def test_what_does_not_add_up_is_refused(content: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidFileError, match=words):
-        explain_result(content)
+        parse_as(ExplainResult, content)
 
 
 def left_whole(op: str, **values: Any) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def test_a_sentence_for_every_op_left_whole() -> None:
         left_whole("slower", best_ms=0.7, saves_ms=-0.09),
         left_whole("fixed", dim=None, gpu_ratio=None, best_ms=0.61, saves_ms=0.0, net_ms=0.0),
     ]
-    result = explain_result(waterfall(whole=rows))
+    result = parse_as(ExplainResult, waterfall(whole=rows))
     sentences = {row.cells[0]: row.cells[-1] for row in whole_content(result).sections[0].rows}
     split = "0.610 ms on the GPU; split by OC at 0.62 it computes in 0.410 ms"
     assert sentences == {

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
@@ -22,29 +22,24 @@ from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.shapes import set_batch
 from codl.frontend.models import load
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Layer, Network, Region, Shape, Span, parse, split, to_text
-from codl.ir.ops.concat import ConcatNd, Gather
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import Reshape, SliceNd, Transpose
-from codl.ir.ops.nd import NdOp
-from codl.ir.ops.norm import Norm
-from codl.ir.ops.reductions import Reduce, Softmax
+from codl.ir import Array, Layer, Network, Region, Shape, Span, parse, to_text
+from codl.ir.ops.movement import Reshape
+from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.lower.partition import cut, partition_plan
+from codl.measure.closeness import max_rel_err
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
-from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios
-from codl.plan.sub_ops import Walk
-from codl.records.soc import Soc
+from codl.plan.parts import Walk
+from codl.plan.search import ChainSearch, greedy_chains, image_ratios
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies import ideal
 
@@ -146,12 +141,7 @@ CUTS = st.lists(
 
 
 @given(images=st.integers(1, 5), cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
-@settings(
-    max_examples=5,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=5, derandomize=True)
 def test_any_plan_of_a_batch_gives_the_same_outputs(
     images: int, cuts: list[tuple[int, str, float]], sharing: str, first_soc: Soc
 ) -> None:
@@ -279,71 +269,6 @@ def test_any_model_takes_another_batch() -> None:
     with pytest.raises(CodlError, match="images, got 0"):
         set_batch(proto, 0)
     assert load("mobilenet_v2", 2).proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
-
-
-#: Ops of any rank that leave five images apart.
-APART = (
-    Softmax(shapes=((5, 6, 7),), axes=(2,)),
-    Norm(shapes=((5, 8, 3, 3), (1, 8, 1, 1), (1, 8, 1, 1)), axis=1, groups=4),
-    Norm(shapes=((5, 6, 9), (1, 1, 9), (1, 1, 9)), axis=2, center=False),
-    Reduce(shapes=((5, 6, 7, 2),), mode="mean", axes=(2, 3), keepdims=True),
-    Reduce(shapes=((5, 6, 7),), mode="max", axes=(1,)),
-    Reshape(shapes=((5, 6, 4),), to=(5, 24)),
-    Transpose(shapes=((5, 6, 7, 2),), perm=(0, 2, 1, 3)),
-    Transpose(
-        shapes=((5, 12, 3, 2),), perm=(0, 2, 1, 3, 4), axes=(5, 3, 4, 3, 2), to=(5, 12, 3, 2)
-    ),
-    MatMul(shapes=((5, 7, 6), (5, 6, 8))),
-    MatMul(shapes=((5, 7, 6), (6, 8))),
-    MatMul(shapes=((1, 7, 6), (5, 6, 8)), trans_a=False),
-    MatMul(shapes=((5, 12),), matrix=(12, 9)),
-    SliceNd(shapes=((5, 9, 4),), starts=(0, 2, 0), steps=(1, 3, 1), to=(5, 2, 4)),
-    SliceNd(shapes=((9, 5),), starts=(7, 0), steps=(-3, 1), to=(3, 5)),
-    Transpose(shapes=((4, 5, 7, 2),), perm=(1, 0, 2, 3)),
-    MatMul(shapes=((5, 12),), matrix=(5, 9), trans_a=True),
-    ConcatNd(shapes=((5, 3, 4), (5, 2, 4)), axis=1),
-    Gather(shapes=((5, 9, 4), (3,)), axis=1),
-)
-#: And some that mix them, or have none.
-MIXED = (
-    Softmax(shapes=((5, 6, 7),), axes=(0,)),
-    Norm(shapes=((5, 6, 9),), axis=0),
-    Reduce(shapes=((5, 6, 7),), mode="max", axes=(0,), keepdims=True),
-    Reshape(shapes=((5, 6, 4),), to=(6, 20)),
-    Reshape(shapes=((5, 6, 4),), to=(120,)),
-    Transpose(shapes=((4, 5, 7, 2),), perm=(3, 0, 2, 1)),
-    ConcatNd(shapes=((5, 3, 4), (2, 3, 4)), axis=0),
-)
-
-
-@pytest.mark.parametrize("op", APART, ids=to_text)
-def test_ops_of_any_rank_are_cut_between_images(op: NdOp, first_gpu: OpenClDevice) -> None:
-    assert "N" in op.dims
-    inputs, weights = operands(op)
-    if isinstance(op, Gather):
-        inputs[1].flat[:] = [2, 0, -1]
-    exact = [x.astype(np.float64) for x in inputs]
-    whole, variant = op.reference(exact, weights), registry.variants(op, "gpu", first_gpu.soc)[0]
-    for part in split(op, "N", 0.4):
-        own = op.restrict(part)
-        needs = [op.needs(part, index).slices for index in range(len(inputs))]
-        parts = [x[need] for x, need in zip(exact, needs, strict=True)]
-        assert [x.shape for x in parts] == list(own.inputs)
-        expected = whole[part.slices]
-        np.testing.assert_allclose(own.reference(parts, weights), expected, rtol=1e-9, atol=1e-9)
-        got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu)
-        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("op", MIXED, ids=to_text)
-def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
-    assert "N" not in op.dims
-    part = Region.whole(op.output)
-    assert op.restrict(part) == op
-    assert op.needs(part) == Region.whole(op.inputs[0])
-    if op.output.n > 1:
-        with pytest.raises(ValueError, match="is not split so"):
-            op.restrict(part._replace(images=Span(0, 1)))
 
 
 @pytest.mark.parametrize(

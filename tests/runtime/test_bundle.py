@@ -17,7 +17,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.devices import here
@@ -27,8 +27,17 @@ from support.plans import CUTS, branching, legal, make_plan, one_by_one
 from support.variants import with_variants
 
 import codl
-from codl.bundle import load, loading, packaging
-from codl.bundle.archive import (
+from codl.engine.engine import Engine
+from codl.errors import CodlError, CodlWarning, InvalidFileError, MismatchError, UnsupportedError
+from codl.frontend.convert import convert, network_of, simplify
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Layer, Network, parse, to_text
+from codl.ir.constants import array_digest
+from codl.ir.plan import Chain, Plan
+from codl.ir.records.soc import Soc
+from codl.jobs.bundle import load, loading, packaging
+from codl.jobs.bundle.archive import (
     EXECUTABLE,
     MANIFEST,
     PAGE,
@@ -39,26 +48,11 @@ from codl.bundle.archive import (
     to_json,
     write_archive,
 )
-from codl.bundle.packaging import package, write
-from codl.engine.engine import Engine
-from codl.errors import (
-    CodlError,
-    CodlWarning,
-    InvalidFileError,
-    MismatchError,
-    UnsupportedError,
-)
-from codl.frontend.convert import convert, network_of, simplify
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Layer, Network, parse, to_text
-from codl.ir.constants import array_digest
-from codl.ir.plan import Chain, Plan
+from codl.jobs.bundle.packaging import package, write
 from codl.kernels import registry
+from codl.machine import cache
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
-from codl.records.soc import Soc
-from codl.runtime import cache
 from codl.targets.base import Target
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
@@ -69,12 +63,7 @@ OPS = (
     "fc in=1x40x3x3 oc=100",
     "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
 )
-GENTLE = settings(
-    max_examples=5,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+GENTLE = settings(max_examples=5, derandomize=True)
 
 
 def residual() -> ModelBuilder:
@@ -227,20 +216,6 @@ def test_parts_are_read_in_place(made: Path) -> None:
         assert not data.flags.writeable
 
 
-def test_a_bundle_says_which_weights_it_is_of(small: Network, made: Path) -> None:
-    with load(made) as engine:
-        assert engine.network.content_digest == small.content_digest
-    layers = [
-        replace(layer, weights={name: 2 * value for name, value in layer.weights.items()})
-        for layer in small.layers
-    ]
-    other = replace(small, layers=tuple(layers))
-    assert (other.digest == small.digest, other.content_digest == small.content_digest) == (
-        True,
-        False,
-    )
-
-
 def test_equal_weights_are_stored_once(tmp_path: Path) -> None:
     kept = ArrayStore()
     same = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -318,23 +293,16 @@ def test_damage_is_named(part: str, made: Path, tmp_path: Path) -> None:
         load(spoilt)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.9999])
-def test_a_file_that_is_cut_short_is_refused(share: float, made: Path, tmp_path: Path) -> None:
-    content = made.read_bytes()
-    short = tmp_path / "short.codl"
-    short.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InvalidFileError, match="damaged or cut short"):
-        load(short)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(made: Path, tmp_path: Path) -> None:
     empty, text, other = (tmp_path / name for name in ("empty.codl", "text.codl", "other.codl"))
     empty.touch()
     text.write_text("model: none\n")
+    (tmp_path / "short.codl").write_bytes(made.read_bytes()[:-100])
     with ZipFile(other, "w") as archive:
         archive.writestr("readme", "")
     for path, problem in (
         (empty, "no bundle"),
+        (tmp_path / "short.codl", "damaged or cut short"),
         (text, "no bundle"),
         (other, "has no manifest.json"),
         (tmp_path, "cannot be read: Is a directory"),
@@ -358,18 +326,22 @@ def changed(made: Path, path: Path, change: Change) -> Path:
     return path
 
 
-def test_a_later_version_is_refused(made: Path, tmp_path: Path) -> None:
-    later = changed(made, tmp_path / "a.codl", lambda head, parts: head.update(version=99))
-    with pytest.raises(InvalidFileError, match=r"format version 99, .*reads version 2"):
-        load(later)
-
-
-def test_content_that_means_nothing_is_refused(made: Path, tmp_path: Path) -> None:
-    def spoil(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-        parts["network.json"] = b'{"layers": 3}'
-
-    with pytest.raises(InvalidFileError, match="layers: expected array, got 3"):
-        load(changed(made, tmp_path / "a.codl", spoil))
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda head, parts: head.update(version=99), r"format version 99, .*reads version 2"),
+        (lambda head, parts: parts.update({"network.json": b'{"layers": 3}'}),
+         "layers: expected array, got 3"),
+        (lambda head, parts: parts.pop(EXECUTABLE), f"part '{EXECUTABLE}' is missing"),
+    ],
+)  # fmt: skip
+def test_content_that_means_nothing_is_refused(
+    change: Change, problem: str, made: Path, tmp_path: Path
+) -> None:
+    path = changed(made, tmp_path / "a.codl", change)
+    with pytest.raises(InvalidFileError, match=problem) as error:
+        load(path)
+    assert str(error.value).count(str(path)) == 1
 
 
 def test_a_bundle_of_a_stranger_is_refused(
@@ -460,54 +432,16 @@ def first_launch(executable: dict[str, Any]) -> dict[str, Any]:
     return next(command for command in commands if command["type"] == "Launch")
 
 
-def outside(executable: dict[str, Any]) -> None:
-    first = next(a for a in first_launch(executable)["args"] if isinstance(a, dict))
-    first["region"][2] = [0, 4096]
-
-
-def too_small(executable: dict[str, Any]) -> None:
-    executable["buffers"][executable["tensors"][0]["buffer"]]["bytes"] = 4
-
-
-def including(executable: dict[str, Any]) -> None:
-    executable["programs"][0]["options"] += " -I/etc"
-
-
-def another_text(executable: dict[str, Any]) -> None:
-    digest, text = next(iter(executable["texts"].items()))
-    executable["texts"][digest] = text + "\n"
-
-
-def no_such_kind(executable: dict[str, Any]) -> None:
-    first_launch(executable)["type"] = "Shell"
-
-
-def later(executable: dict[str, Any]) -> None:
-    executable["version"] = 99
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (outside, "region outside"),
-        (too_small, r"tensors\[\d+\], \d+ bytes in: 4"),
-        (including, "options: '-cl-std=CL1.2 .* -I/etc'"),
-        (another_text, "digest of the text"),
-        (no_such_kind, "Invalid value 'Shell'"),
-        (later, "version 99; this codl reads version 2"),
-    ],
-)
-def test_an_executable_that_was_changed_is_refused(
-    change: Any, problem: str, made: Path, tmp_path: Path
-) -> None:
+def test_an_executable_that_was_changed_is_refused(made: Path, tmp_path: Path) -> None:
     """Somebody who changes it can make the checksums right, too."""
 
     def tampered(head: dict[str, Any], parts: dict[str, bytes]) -> None:
         executable = json.loads(parts["executable.json"])
-        change(executable)
+        first = next(a for a in first_launch(executable)["args"] if isinstance(a, dict))
+        first["region"][2] = [0, 4096]
         parts["executable.json"] = to_json(executable)
 
-    with pytest.raises((InvalidFileError, MismatchError), match=problem):
+    with pytest.raises(InvalidFileError, match="region outside"):
         load(changed(made, tmp_path / "a.codl", tampered))
 
 
@@ -539,17 +473,6 @@ def test_a_bundle_is_no_model(made: Path, first_soc: Soc, tmp_path: Path) -> Non
         assert engine.soc == first_soc
     with pytest.raises(UnsupportedError, match=r"is a bundle, .*codl\.load"):
         codl.compile(made, soc=soc)
-
-
-def test_a_missing_part_is_told_once_with_one_remedy(made: Path, tmp_path: Path) -> None:
-    def drop(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-        del parts[EXECUTABLE]
-
-    path = changed(made, tmp_path / "a.codl", drop)
-    with pytest.raises(InvalidFileError) as error:
-        codl.load(path)
-    text = str(error.value)
-    assert text.count(str(path)) == text.count("`codl package") == 1, text
 
 
 def test_processes_that_write_the_first_bundles_sign_by_one_key(

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from support.some import some
 
-from codl.runtime import cache
-from codl.runtime.cl_constants import DEVICE
-from codl.runtime.driver_search import VENDORS, find_driver
+from codl.machine import cache
+from codl.machine.driver_search import VENDORS, find_driver
+from codl.machine.hardware import STAND_IN
+from codl.machine.placement import LocalSoc
+from codl.runtime.cl_ctypes import DEVICE
 from codl.runtime.drivers import BINDING
-from codl.runtime.examination import STAND_IN
-from codl.runtime.placement import LocalSoc
+from codl.targets.base import environment_of
 from codl.targets.client import COMMAND
-from codl.targets.environment import environment_of
 from codl.targets.remote import RemoteTarget
 
 ROOT = Path(__file__).parents[2]

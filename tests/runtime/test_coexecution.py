@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.plans import CUTS, Case, branching_case, legal, make_plan
@@ -16,20 +16,20 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, MismatchError
-from codl.evaluation.closeness import closeness, max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import parse
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.lower.partition import partition_plan
+from codl.measure.closeness import closeness, max_rel_err
 from codl.measure.op_runner import operands
-from codl.records.soc import Soc
-from codl.runtime.host_handles import HostSession
 from codl.runtime.loaded import sharing_ms
 from codl.runtime.memory import ALIGNMENT, aligned_zeros
+from codl.runtime.session import host_session
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,7 @@ def case() -> Case:
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
-@settings(
-    max_examples=10,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=10, derandomize=True)
 def test_any_plan_gives_the_same_outputs(
     cuts: list[tuple[int, str, float]], sharing: str, case: Case, soc: Soc
 ) -> None:
@@ -179,7 +174,7 @@ def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:
     results = []
     for own_memory in (False, True, True):
         executable = pieces.net_alone([op], variant, [weights], first_soc)
-        session = HostSession(executable, first_soc, own_memory=own_memory)
+        session = host_session(executable, first_soc, own_memory=own_memory)
         session.inputs["x0"][...] = x
         for _ in range(3):
             session.run()

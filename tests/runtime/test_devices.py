@@ -6,22 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
+from support.devices_under_test import DEVICE
 
 from codl.errors import CodlError, DeviceError, InvalidFileError, UnknownNameError
-from codl.kernels.base import KernelLaunch, KernelPlan
-from codl.records import soc as socs
-from codl.records.soc import Soc
-from codl.runtime import detect, driver_search, placement
-from codl.runtime.driver_search import Driver
-from codl.runtime.hardware import CpuFacts, cpu_facts
-from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.runtime.threads import CoreObserver, available_cores, pinned, spread
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import Soc
+from codl.machine import driver_search, placement
+from codl.machine.driver_search import Driver
+from codl.machine.hardware import CpuFacts, cpu_facts
+from codl.machine.placement import LocalSoc, ProbedDevice, ProbeResult
+from codl.machine.threads import CoreObserver, available_cores, pinned, spread
+from codl.measure import facts
 from codl.targets.local import LocalTarget, look_at
 
 
@@ -40,9 +40,9 @@ def test_a_library_that_is_no_driver_has_no_device(monkeypatch: pytest.MonkeyPat
 def test_without_a_device_the_error_says_what_to_install() -> None:
     broken = [ProbeResult("pocl", error="the driver crashed (signal 6)")]
     with pytest.raises(DeviceError, match=r"pocl: the driver crashed.*pip install intel-opencl-rt"):
-        detect.choose(broken, None)
+        placement.choose(broken, None)
     with pytest.raises(DeviceError, match="pip install intel-opencl-rt"):
-        detect.choose([], None)
+        placement.choose([], None)
 
 
 def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,39 +52,23 @@ def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def fake(icd: str, kind: str) -> ProbedDevice:
-    return ProbedDevice(
-        icd=icd,
-        platform="P",
-        name=f"{kind} of {icd}",
-        type=kind,
-        version="",
-        driver="1",
-        compute_units=8,
-        max_work_group_size=256,
-        wave_size=32,
-        vector_width=4,
-        global_mem_cache_size=1 << 20,
-        local_mem_bytes=1 << 15,
-        unified_memory=True,
-        memory_types=("buffer",),
-        extensions=(),
-    )
+    return replace(DEVICE, icd=icd, name=f"{kind} of {icd}", type=kind)
 
 
 def test_a_real_gpu_is_preferred_and_leaves_the_cpu_all_cores() -> None:
     found = [ProbeResult("pocl", (fake("pocl", "cpu"),)), ProbeResult("g", (fake("g", "gpu"),))]
-    soc = detect.describe("test", detect.choose(found, None))
+    soc = placement.describe("test", placement.choose(found, None))
     assert soc.placement.icd == "g"
     assert soc.placement.gpu_cores == ()
     assert soc.placement.cpu_cores == cpu_facts().cores
-    assert detect.choose(found, "pocl").type == "cpu"
+    assert placement.choose(found, "pocl").type == "cpu"
     with pytest.raises(UnknownNameError, match="Unknown OpenCL device 'cuda'"):
-        detect.choose(found, "cuda")
+        placement.choose(found, "cuda")
 
 
 def test_one_core_is_not_enough_for_two_processors() -> None:
     with pytest.raises(DeviceError, match="two processors need two cores"):
-        detect.describe("test", fake("pocl", "cpu"), cpu=CpuFacts("c", (3,), 8, 1 << 20))
+        placement.describe("test", fake("pocl", "cpu"), cpu=CpuFacts("c", (3,), 8, 1 << 20))
 
 
 #: Eight cores in the order of nearness, of which four are near the first.
@@ -104,7 +88,7 @@ FACTS = CpuFacts("c", (4, 5, 6, 7, 0, 1, 2, 3), 8, 1 << 20, near=4)
 def test_a_side_has_neighbouring_cores(
     kind: str, threads: int | None, cpu_cores: tuple[int, ...], gpu_cores: tuple[int, ...]
 ) -> None:
-    soc = detect.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
+    soc = placement.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
     assert (soc.placement.cpu_cores, soc.placement.gpu_cores) == (cpu_cores, gpu_cores)
     assert soc.cpu.threads == soc.placement.threads == (threads or len(cpu_cores))
 
@@ -114,16 +98,16 @@ def test_more_threads_than_cores_are_refused(kind: str, most: int) -> None:
     for threads in (0, most + 1):
         expected = rf"{threads} threads need as many cores, .* has {most} .*: give 1 to {most}\."
         with pytest.raises(CodlError, match=expected):
-            detect.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
+            placement.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
 
 
 def test_pinned_and_unpinned_threads_take_turns(first_soc: LocalSoc) -> None:
     """Whatever they take here; each turn has a ratio."""
-    ratios = detect.unpinned_ratios(first_soc, first_soc.placement.cores)
-    assert len(ratios) >= detect.TURNS
+    ratios = facts.unpinned_ratios(first_soc, first_soc.placement.cores)
+    assert len(ratios) >= facts.TURNS
     assert all(0 < ratio < float("inf") for ratio in ratios)
     with pytest.raises(DeviceError, match="wants the cores 0, 9999, but 9999 are not there"):
-        detect.unpinned_ratios(first_soc, (0, 9999))
+        facts.unpinned_ratios(first_soc, (0, 9999))
 
 
 def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> None:
@@ -136,7 +120,7 @@ def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> Non
     path = soc.save(tmp_path / "test.yaml")
     program = (
         "import json, sys; "
-        "from codl.runtime import placement; from codl.runtime.detect import observe_cores; "
+        "from codl.machine import placement; from codl.measure.facts import observe_cores; "
         "from codl.runtime.opencl import OpenClDevice; "
         "print(json.dumps(observe_cores(OpenClDevice(placement.load(sys.argv[1])))))"
     )
@@ -175,18 +159,15 @@ def test_threads_have_a_core_each_where_there_are_as_many() -> None:
     assert free == [set(cores)] * len(cores)
 
 
-def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:
-    plan = KernelPlan("layout/transform.cl", (KernelLaunch("to_planar", (1,), ()),), {"V": 5})
-    with pytest.raises(DeviceError) as error:
-        gpu.programs.build(plan)
-    assert "layout/transform.cl does not build" in str(error.value)
-    assert "-DV=5" in str(error.value)
-
-
 def test_soc_file_round_trip(first_soc: LocalSoc, tmp_path: Path) -> None:
     path = first_soc.save(tmp_path / "socs" / "test.yaml")
     assert socs.load(path) == first_soc.facts
     assert placement.load(path) == first_soc
+
+
+def _soc_of_a_gpu() -> Soc:
+    gpu = placement._gpu_side(fake("g", "gpu"), (), ("buffer", "image2d"), "float")
+    return Soc("test", "x", socs.CpuSide("c", 1, 16, 1), gpu)
 
 
 @pytest.mark.parametrize(
@@ -200,27 +181,19 @@ def test_soc_file_round_trip(first_soc: LocalSoc, tmp_path: Path) -> None:
         ("- buffer", "- 3", "gpu.memory_types[0]: expected str, got 3"),
         ("unified_memory: true", "unified_memory: 1", "unified_memory: expected bool, got 1"),
         ("type: gpu", "type: npu", "gpu.type: must be of cpu, gpu, got 'npu'"),
+        ("  l2_cache_bytes: 1\n", "", "cpu.l2_cache_bytes: the key is missing"),
         ("gpu:", "gpu: [", "not YAML"),
     ],
 )
 def test_a_broken_soc_file_is_named_by_key(
     old: str, new: str, message: str, tmp_path: Path
 ) -> None:
-    soc = Soc("test", "x", socs.CpuSide("c", 1, 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
-    path = soc.save(tmp_path / "test.yaml")
+    path = _soc_of_a_gpu().save(tmp_path / "test.yaml")
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(InvalidFileError) as error:
         socs.load(path)
     assert message in str(error.value)
-
-
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    soc = Soc("test", "x", socs.CpuSide("c", 1, 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
-    path = soc.save(tmp_path / "test.yaml")
-    path.write_text(path.read_text().replace("  l2_cache_bytes: 1\n", ""))
-    with pytest.raises(InvalidFileError, match=r"cpu.l2_cache_bytes: the key is missing"):
-        socs.load(path)
 
 
 def test_an_unknown_soc_says_how_to_make_one(

@@ -6,11 +6,10 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,16 @@ from support.scripted_target import ScriptedContext
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.evaluation.run_report import measure
 from codl.ir import Array, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
+from codl.jobs.run_report import measure
 from codl.lower import lowering
+from codl.machine import cache
+from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
-from codl.runtime import cache
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
 from codl.strategies.adapter import FIRST, PlanAdapter
 from codl.targets.local import LocalTarget
 
@@ -242,15 +241,12 @@ def test_memory_that_a_failed_device_may_still_write_is_kept(
     assert handles() is None
 
 
-@pytest.mark.parametrize(
-    "ask", [LocalTarget.observe_cores, partial(LocalTarget.draw_frames, seconds=0.1)]
-)
-def test_whatever_a_target_is_asked_a_lost_device_is_a_device_error(
-    ask: Callable[[LocalTarget], object], first_soc: LocalSoc, calls: Calls
+def test_a_device_that_is_lost_while_its_cores_are_observed_is_a_device_error(
+    first_soc: LocalSoc, calls: Calls
 ) -> None:
     with closing(LocalTarget(first_soc)) as target:
         target.open()
         calls.plan(1, LOST, inf)
         with pytest.raises(DeviceError, match="INVALID_COMMAND_QUEUE"):
-            ask(target)
+            target.observe_cores()
         calls.plan()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.plans import CUTS, Case, branching_case, image, legal, make_plan, row
@@ -14,16 +14,16 @@ from support.random_networks import reference_outputs
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.evaluation.closeness import max_rel_err
-from codl.ir.executable import Raise
+from codl.ir.executable import FLAG_BYTES, Raise
+from codl.machine.placement import LocalSoc
+from codl.measure.closeness import max_rel_err
+from codl.measure.exchanges import make_flag
 from codl.measure.facts import measure_svm_atomics
-from codl.measure.signals import make_flag
 from codl.runtime import memory
 from codl.runtime.drivers import cl_module
 from codl.runtime.launch import BoundKernel
-from codl.runtime.memory import LEAST_S, Flag, Pace, flag_words
+from codl.runtime.memory import Flag, shared_zeros
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import BareDevice
 
 #: Of a small network, with two flags or more each; thousands were run by hand.
@@ -54,12 +54,7 @@ def case() -> Case:
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
-@settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=8, derandomize=True)
 def test_any_plan_gives_the_same_outputs_either_way(
     cuts: list[tuple[int, str, float]], sharing: str, case: Case, flagged: LocalSoc
 ) -> None:
@@ -104,7 +99,7 @@ def test_a_flag_that_never_comes_is_an_error(
 ) -> None:
     device = here(flagged).device
     program = device.programs.build_text("idle", "kernel void idle(global uint *flag) {}")
-    words, seen = flag_words(device)
+    words, seen = shared_zeros(device, FLAG_BYTES // 4, atomic=True)
     idle = BoundKernel("idle", cl_module().Kernel(program, "idle"), (1,), (1,), [seen])
     monkeypatch.setattr(memory, "ASK_S", 0.0)
     flag = Flag(device, words, idle)
@@ -115,29 +110,9 @@ def test_a_flag_that_never_comes_is_an_error(
 
 def test_a_command_that_failed_is_told(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "ASK_S", 0.0)
-    monkeypatch.setattr(memory, "_status_of", lambda event: -36)
+    failed = property(lambda event: -36)
+    monkeypatch.setattr(cl_module().Event, "command_execution_status", failed)
     monkeypatch.setattr(Flag, "is_up", property(lambda self: False))
     flag.enqueue()
     with pytest.raises(DeviceError, match=r"A command failed on .* \(INVALID_COMMAND_QUEUE"):
         flag.wait()
-
-
-def test_it_sleeps_for_a_part_of_the_usual_wait_once_that_is_long() -> None:
-    pace = Pace()
-    pace.waited(0.5 * LEAST_S, was_late=False)
-    assert pace.sleep_s == 0
-    for _ in range(100):
-        pace.waited(0.010, was_late=False)
-    assert 0.005 < pace.sleep_s < 0.008
-    pace.waited(0.004, was_late=False)  # a shorter one counts at once
-    assert pace.sleep_s < 0.004
-
-
-def test_it_sleeps_less_once_it_was_late() -> None:
-    pace = Pace(usual_s=0.010)
-    before = pace.sleep_s
-    pace.waited(0.0075, was_late=True)
-    assert pace.sleep_s < before / 2
-    for _ in range(6):
-        pace.waited(0.0, was_late=True)
-    assert pace.sleep_s == 0

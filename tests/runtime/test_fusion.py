@@ -21,18 +21,18 @@ from support.variants import with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
-from codl.evaluation.closeness import max_rel_err
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Op, Region, parse, split
 from codl.ir.ops.base import Activation
+from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, IMAGE, IMAGE_HALF, Storage
 from codl.kernels import registry
 from codl.lower.gpu import works
 from codl.lower.partition import cut as chain_cut
-from codl.records.soc import Soc
+from codl.measure.closeness import max_rel_err
 from codl.runtime.opencl import OpenClDevice
 
 OPS = (
@@ -78,31 +78,6 @@ def test_variants_for_real_gpus_add_in_each_of_their_forms(
             whole = Region.whole(op.output)
             got, _ = run_gpu(variant, op, whole, inputs, weights, first_gpu, choice, adding=True)
             assert_close(variant, op, got, expected)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "matmul in=1x2x70 matrix=70x37 act=silu",
-        "matmul in=3x70 matrix=70x50 act=relu",
-    ],
-)
-@pytest.mark.parametrize("mode", ["add", "mul"])
-def test_products_of_a_few_rows_add_before_and_multiply_behind_their_activation(
-    text: str, mode: str, as_gpu: OpenClDevice
-) -> None:
-    op = parse(text)
-    inputs, weights = operands(op)
-    other = np.random.default_rng(9).standard_normal(op.output, np.float32)
-    plain = op.with_activation(Activation()).reference([inputs[0].astype(np.float64)], weights)
-    active = op.activation.reference
-    expected = active(plain + other) if mode == "add" else active(plain) * other
-    variant: Any = registry.find(op, "gpu_rows")
-    for part in (Region.whole(op.output), *(split(op, op.dims[-1], 0.4))):
-        got, _ = run_gpu(
-            variant, op, part, [*inputs, other], weights, as_gpu, adding=True, mode=mode
-        )
-        assert_close(variant, op, got, cut(expected, part))
 
 
 def residual(images: int = 1) -> ModelBuilder:

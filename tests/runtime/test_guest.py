@@ -23,10 +23,10 @@ from support.plans import branching, branching_case, make_plan
 import codl
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, UnsupportedError
-from codl.plan.search import NO_COLLECTION
-from codl.runtime import threads
-from codl.runtime.driver_search import find_driver
-from codl.runtime.placement import LocalSoc
+from codl.machine import threads
+from codl.machine.driver_search import find_driver
+from codl.machine.placement import LocalSoc
+from codl.plan.search import no_collection
 from codl.targets.local import LocalTarget
 
 ROOT = Path(__file__).parents[2]
@@ -132,19 +132,18 @@ def test_a_thread_is_back_where_it_was_after_an_error() -> None:
 def test_a_loaded_plugin_is_told_to_children_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from codl import plugins
-    from codl.registry import rolled_back
-    from codl.runtime.child import inherited
+    from codl.registry import VARIABLE, rolled_back
+    from codl.targets.child import inherited
 
-    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     folder = tmp_path / "told_to_children"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     with rolled_back(always=True):
         codl.load_plugin(folder)
-        assert plugins.VARIABLE not in os.environ
-        assert inherited()[plugins.VARIABLE] == str(folder)
-    assert plugins.VARIABLE not in inherited()
+        assert VARIABLE not in os.environ
+        assert inherited()[VARIABLE] == str(folder)
+    assert VARIABLE not in inherited()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -152,11 +151,10 @@ def test_searches_at_once_leave_the_collector_as_it_was(enabled: bool) -> None:
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        NO_COLLECTION.__enter__()
-        NO_COLLECTION.__enter__()
-        NO_COLLECTION.__exit__()
-        assert not gc.isenabled(), "another search is still at work"
-        NO_COLLECTION.__exit__()
+        with no_collection():
+            with no_collection():
+                pass
+            assert not gc.isenabled(), "another search is still at work"
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()

@@ -13,9 +13,9 @@ from support.some import some
 
 from codl.ir import Region, Span, parse
 from codl.kernels import registry
+from codl.machine.placement import LocalSoc
+from codl.machine.threads import ImageParallel
 from codl.runtime.actions import WORTH_SHARING, copy_in_parts
-from codl.runtime.placement import LocalSoc
-from codl.runtime.threads import ImageParallel
 
 
 def lanes_of(soc: LocalSoc, images: int) -> ImageParallel:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.executables import small_network, small_plan
@@ -16,14 +16,8 @@ from codl.engine.engine import Engine
 from codl.ir.executable import Executable
 from codl.ir.network import Network
 from codl.ir.plan import Plan
-from codl.records.soc import Soc
+from codl.ir.records.soc import Soc
 from codl.runtime.numpy_interpreter import Interpreter
-
-SETTINGS: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
 
 
 def check_alike(network: Network, plan: Plan, soc: Soc) -> None:
@@ -53,7 +47,7 @@ def test_the_small_executable(soc: Soc) -> None:
 @pytest.mark.filterwarnings("ignore::codl.errors.CodlWarning")
 def test_random_executables(first_soc: Soc) -> None:
     @given(data=st.data(), network=random_networks(5))
-    @settings(max_examples=12, **SETTINGS)
+    @settings(max_examples=12, derandomize=True)
     def look(data: st.DataObject, network: Network) -> None:
         check_alike(network, data.draw(random_plans(network, first_soc)), first_soc)
 

@@ -13,8 +13,8 @@ import pytest
 from support.libraries import INSTALLED
 
 import codl
-from codl.doctor.software_checks import LIBRARY_PACKAGES
-from codl.records.soc import Soc
+from codl.ir.records.soc import Soc
+from codl.jobs.doctor import LIBRARY_PACKAGES
 
 ROOT = Path(codl.__file__).parent
 #: Notes sockets and processes, but for git's, which codl asks for its commit.
@@ -78,4 +78,4 @@ def test_openvino_is_imported_in_one_place() -> None:
         if (isinstance(node, ast.Import) and "openvino" in [name.name for name in node.names])
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "openvino")
     ]
-    assert importing == ["runtime/openvino_import.py"]
+    assert importing == ["runtime/onnx_nets.py"]

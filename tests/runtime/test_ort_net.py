@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from support.devices import here
 from support.kernel_runs import CANARY, around_on_cpu, cut, operands, reference
 from support.onnx_models import model, node
@@ -23,20 +23,20 @@ from codl.errors import CodlError
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
 from codl.ir.executable import NcnnNet, OnnxNet, RunNet
 from codl.ir.network import Layer, Network
-from codl.ir.onnx_wire import stand_in
+from codl.ir.onnx_node import stand_in
 from codl.ir.ops.eltwise import UNARY
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.lower import lower, pieces
-from codl.lower.lowering import lower_net
+from codl.lower import pieces
+from codl.lower.lowering import lower, lower_net
 from codl.lower.nets import CpuLayer, Group
 from codl.measure.op_runner import cpu_work
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
-from codl.runtime.host_handles import HostSession
-from codl.runtime.ort_net import arranges, make_session
+from codl.runtime.onnx_nets import arranges, make_session
+from codl.runtime.session import host_session
 
-SOME = settings(max_examples=60, deadline=None, derandomize=True)
+SOME = settings(max_examples=60, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())
 
 
@@ -102,7 +102,6 @@ def test_functions_of_every_element(mode: str, first_soc: Soc) -> None:
         "concat in=2x3x4x5,2x7x4x5",
         "reshape in=2x3x4 to=4x6",
         "resize in=2x3x4x5 size=8x9 mode=linear",
-        "windows in=2x3x7x5 count=3 kernel=3 stride=2",
     ],
 )
 def test_batches(text: str, first_soc: Soc) -> None:
@@ -121,11 +120,6 @@ def test_onnx_runtime_comes_first_where_ncnn_refuses(first_soc: Soc) -> None:
     assert first("eltwise in=1x8x9x7,1x8x9x7 mode=mul") == "cpu_direct"
     assert first("eltwise in=1x8x9x7 mode=exp") == "cpu_ort"
     assert first("softmax in=8x9 axes=1") == "cpu_ort"
-
-
-def test_maxima_are_found_where_they_lie(first_soc: Soc) -> None:
-    op = parse("max_indices in=2x3x8x6 kernel=3 stride=2 pad=1")
-    check(op, Region.whole(op.output), first_soc)
 
 
 def test_slices_are_gathered_by_indices_of_any_sign(first_soc: Soc) -> None:
@@ -163,7 +157,7 @@ def test_a_shard_of_both_libraries(first_soc: Soc) -> None:
     for x in layers:
         given = [values[name].reshape(s) for name, s in zip(x.inputs, x.op.inputs, strict=True)]
         values[x.output] = reference(x.op, given, dict(x.weights)).astype(np.float32)
-    session = HostSession(executable, first_soc)
+    session = host_session(executable, first_soc)
     session.inputs["x"][...] = values["x"]
     for _ in range(2):
         session.run()
@@ -210,7 +204,7 @@ def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
     group = Group(layers, inputs, {"b": access(tensors["b"], need)})
     piece.assembly.emit(RunNet(piece.assembly.net(lower_net(group, piece.assembly))))
     piece.end_stage(pieces.WORK)
-    session = HostSession(piece.executable(["x", "s"], ["b"]), first_soc)
+    session = host_session(piece.executable(["x", "s"], ["b"]), first_soc)
     random = np.random.default_rng(2)
     for array in session.inputs.values():
         array[...] = random.standard_normal(array.shape, np.float32)
@@ -228,17 +222,6 @@ def test_such_ops_are_measured_like_others(text: str, first_soc: Soc) -> None:
     variant = registry.find(op, "cpu_ort")
     assert all(value >= 0 for value in variant.features(op, first_soc).values())
     cpu_work(op, variant, first_soc)(3)
-
-
-def test_a_model_that_reads_files_is_refused(first_soc: Soc) -> None:
-    weight = numpy_helper.from_array(np.ones(3, np.float32), "w")
-    weight.data_location = TensorProto.EXTERNAL
-    proto = model([node("Add", "x w", "y")], {"x": (3,)}, ["y"])
-    proto.graph.initializer.append(weight)
-    with pytest.raises(CodlError, match=r"model of a, b has tensors in files: 'w'\. .* inside"):
-        make_session(proto.SerializeToString(), first_soc, ["a", "b"])
-    with pytest.raises(CodlError, match="model of a is no ONNX model: a field has the number 0"):
-        make_session(bytes(9), first_soc, ["a"])
 
 
 def with_a_weight_beside(shape: tuple[int, ...] = (3,)) -> onnx.ModelProto:
@@ -262,7 +245,7 @@ def test_weights_beside_a_model_are_as_it_says(wrong: Any, first_soc: Soc) -> No
     content = with_a_weight_beside().SerializeToString()
     with pytest.raises(CodlError, match="cannot load the model of a"):
         make_session(content, first_soc, ["a"], weights={"w": wrong})
-    with pytest.raises(CodlError, match="model of a has tensors in files: 'w'"):
+    with pytest.raises(CodlError, match="cannot load the model of a"):
         make_session(content, first_soc, ["a"], weights={"other": wrong})
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from codl.runtime.child import inherited
 from codl.runtime.drivers import TARGET
 from codl.runtime.probe import compiled_width, vector_registers
+from codl.targets.child import inherited
 
 
 @pytest.mark.parametrize(

@@ -10,59 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.phone import put
-from support.simulated import SOC
 from support.synthetic_predictors import fastest
 
-from codl.errors import CodlError, CodlWarning, InvalidFileError
+from codl.errors import CodlWarning, InvalidFileError
 from codl.ir import Shape, parse
 from codl.ir.types import Direction
 from codl.kernels import registry
+from codl.machine import placement
+from codl.machine.placement import LocalSoc, Placement, beside
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import without_winograd
 from codl.predict.in_network_cost import InNetworkCosts
-from codl.runtime import opencl, placement
+from codl.runtime import opencl
 from codl.runtime.drivers import cl_module
-from codl.runtime.hardware import speeds
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc, Placement, beside, cores_of, with_cores
-from codl.runtime.system_files import SystemFiles
 from codl.strategies import Context
-
-
-def test_big_and_little_cores_are_told_apart_by_their_speed(tmp_path: Path) -> None:
-    files = SystemFiles(tmp_path)
-    for core, capacity in enumerate((300, 300, 800, 1024)):
-        put(tmp_path, f"sys/devices/system/cpu/cpu{core}", cpu_capacity=capacity)
-    found = speeds([0, 1, 2, 3], files)
-    assert cores_of("big", [0, 1, 2, 3], found) == (3,)
-    assert cores_of("little", [0, 1, 2, 3], found) == (0, 1, 2)
-    assert cores_of("none", [0, 1, 2, 3], found) == (0, 1, 2, 3)
-    assert cores_of("3,1", [0, 1, 2, 3], found) == (3, 1)
-    put(tmp_path, "sys/devices/system/cpu/cpu4", cpu_capacity="")
-    alike = speeds([4, 5], files)
-    assert cores_of("big", [4, 5], alike) == cores_of("little", [4, 5], alike) == (4, 5)
-
-
-def test_cores_that_are_not_there_or_not_free_are_refused(first_soc: LocalSoc) -> None:
-    with pytest.raises(CodlError, match="'huge': expected none, big, little, or cores"):
-        with_cores(first_soc, "huge", None)
-    with pytest.raises(CodlError, match="no core 977 for the CPU side"):
-        with_cores(first_soc, "977", None)
-    for core in first_soc.placement.gpu_cores:
-        with pytest.raises(CodlError, match=f"no core {core} for the CPU side"):
-            with_cores(first_soc, str(core), None)
-    assert with_cores(first_soc, None, None) is first_soc
-    assert with_cores(first_soc, "none", 1).placement.threads == 1
 
 
 @pytest.mark.parametrize("pinned", [None, True, False])
 def test_fewer_threads_than_cores_are_pinned_to_the_first_or_move(pinned: bool | None) -> None:
     place = Placement("none", (4, 5, 6, 7, 0, 1), cpu_pinned=pinned)
-    few = with_cores(LocalSoc.of(SOC, place), None, 2).placement
+    few = place.with_threads(2)
     assert few.threads == 2
     assert few.cpu_cores == ((4, 5) if pinned else place.cpu_cores)
-    assert with_cores(LocalSoc.of(SOC, place), None, 6).placement == place
+    assert place.with_threads(6) == place
 
 
 def test_a_placement_may_hold_hints(first_soc: LocalSoc, tmp_path: Path) -> None:
@@ -85,14 +56,14 @@ def hinted(soc: LocalSoc, performance: str, priority: str) -> LocalSoc:
 def test_hints_go_to_the_extension_that_a_driver_has(first_soc: LocalSoc) -> None:
     soc = hinted(first_soc, "high", "low")
     qualcomm, khronos = "cl_x cl_qcom_perf_hint", "cl_khr_priority_hints cl_khr_throttle_hints"
-    assert opencl.context_properties(soc.placement, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
-    assert opencl.queue_properties(soc.placement, qualcomm) == []
-    assert opencl.context_properties(soc.placement, khronos) == []
-    assert opencl.queue_properties(soc.placement, khronos) == [0x1097, 1, 0x1096, 4]
+    assert opencl.Hints.of(soc.placement, qualcomm).context == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
+    assert opencl.Hints.of(soc.placement, qualcomm).queue == []
+    assert opencl.Hints.of(soc.placement, khronos).context == []
+    assert opencl.Hints.of(soc.placement, khronos).queue == [0x1097, 1, 0x1096, 4]
     both = "cl_qcom_priority_hint cl_khr_priority_hints cl_khr_throttle_hints"
-    assert opencl.context_properties(soc.placement, both) == [0x40C9, 0x40CC]
-    assert opencl.queue_properties(soc.placement, both) == [0x1097, 1]
-    assert opencl.queue_properties(first_soc.placement, khronos) == []
+    assert opencl.Hints.of(soc.placement, both).context == [0x40C9, 0x40CC]
+    assert opencl.Hints.of(soc.placement, both).queue == [0x1097, 1]
+    assert opencl.Hints.of(first_soc.placement, khronos).queue == []
 
 
 def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:

@@ -18,13 +18,12 @@ from support.plans import one_by_one
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import network_of
+from codl.frontend.convert import enclose, network_of
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.unsupported import enclose
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.records.soc import Soc
+from codl.ir.records.soc import Soc
 from codl.validate.validation import COSINE_OF_ROUNDED, usual_cosine
 
 Values = Mapping[str, NDArray[Any]]
@@ -298,39 +297,6 @@ def test_products_with_packed_matrices_are_parts(first_soc: Soc) -> None:
     network = check(proto, {"x": floats(1, 5, k)}, first_soc)
     assert onnx_layers(network) == ["com.microsoft.MatMulNBits"]
     assert "matmul" in kinds(network)
-
-
-def test_attention_to_a_cache_is_a_part(first_soc: Soc) -> None:
-    """The keys and values kept are outputs of the model, as the cache before is an input."""
-    heads = {"num_heads": 4, "kv_num_heads": 2}
-    attention = node(
-        "GroupQueryAttention", "q k v pk pv n t c s", "a keys values",
-        domain="com.microsoft", do_rotary=1, **heads,
-    )  # fmt: skip
-    angles = np.arange(16)[:, None] * 0.7 ** np.arange(8)
-    proto = model(
-        [attention, node("MatMul", "a m", "y")],
-        {
-            "q": [1, 3, 64],
-            "k": [1, 3, 32],
-            "v": [1, 3, 32],
-            "pk": [1, 2, 4, 16],
-            "pv": [1, 2, 4, 16],
-        },
-        ["y", "keys", "values"],
-        {
-            "n": np.array([6], np.int32),
-            "t": np.array(7, np.int32),
-            "c": np.cos(angles).astype(np.float32),
-            "s": np.sin(angles).astype(np.float32),
-            "m": floats(64, 8),
-        },
-    )
-    shapes = {"q": (1, 3, 64), "k": (1, 3, 32), "v": (1, 3, 32)}
-    shapes |= {"pk": (1, 2, 4, 16), "pv": (1, 2, 4, 16)}
-    values = {name: floats(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
-    network = check(proto, values, first_soc)
-    assert onnx_layers(network) == ["com.microsoft.GroupQueryAttention"]
 
 
 def test_rows_rounded_in_a_run_are_parts(first_soc: Soc) -> None:

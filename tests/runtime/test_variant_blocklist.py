@@ -15,9 +15,9 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.plan import Chain, Plan
 from codl.kernels import registry
-from codl.runtime import cache
-from codl.runtime.cache import MOST_OPS, VariantBlocklist
-from codl.runtime.placement import LocalSoc
+from codl.machine import cache
+from codl.machine.cache import MOST_OPS, VariantBlocklist
+from codl.machine.placement import LocalSoc
 
 NAME, OP = "conv2d gpu_direct", "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1"
 

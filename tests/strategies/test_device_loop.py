@@ -20,16 +20,16 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.executable import Executable
+from codl.ir.records.profile import load_profile
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
-from codl.measure.timing import AnchorTime
+from codl.lower.lowering import lower
+from codl.measure.timing import AnchorTime, TimedTogether
 from codl.plan.build_plan import default_plan
+from codl.plan.corrections import waiting
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.improver import waiting
 from codl.plan.price import walk
-from codl.records.profile import load_profile
-from codl.records.soc import Soc
 from codl.strategies import device_loop, find
 from codl.strategies.base import Profiling
 from codl.strategies.device_loop import keep_run
@@ -81,6 +81,45 @@ def test_the_plan_is_split_and_balanced_however_slow_or_mispredicted_the_device_
     alone_ms = sorted(ms for ms, each in zip(ran_ms, target.loaded, strict=True)
                       if not (each.nets and each.needs_gpu))[0]  # fmt: skip
     assert 1e3 * target.ran_s <= 60 * alone_ms
+
+
+def test_a_burst_of_other_work_in_some_comparisons_changes_no_choice(
+    network: Network, tmp_path: Path
+) -> None:
+    chosen = []
+    for disturbed in ((), range(1, 100, 2)):
+        target = scripted(network, layers=0.3, disturbed=disturbed)
+        context = context_of(target, LAWS, Profiling(tmp_path / str(len(disturbed))))
+        plan = find("codl").plan(network, context)
+        assert plan.is_split
+        executable = executable_of(network, plan, context)
+        chosen.append(walk(executable, target.times(executable)).latency_ms)
+    assert chosen[1] == pytest.approx(chosen[0])
+
+
+def test_a_plan_that_fails_when_a_comparison_is_repeated_is_not_kept(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = scripted(network, layers=0.3, disturbed=range(1, 100, 2))
+    compared: list[set[str]] = []
+    failed: set[str] = set()
+
+    def time(models: Any, effort: Any, *, anchors: Any = None) -> TimedTogether:
+        found = ScriptedTarget.time(target, models, effort, anchors=anchors)
+        if not failed and compared and set(models) == compared[-1]:
+            failed.update(set(models) - set.union(*compared[:-1]))
+            assert failed
+            left = {name: ms for name, ms in found.latency_ms.items() if name not in failed}
+            found = replace(found, latency_ms=left, failed=dict.fromkeys(failed, "It was lost."))
+        compared.append(set(models))
+        return found
+
+    monkeypatch.setattr(target, "time", time)
+    find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
+    assert failed
+    assert failed.isdisjoint(compared[-1])
+    (file,) = tmp_path.rglob("*.json")
+    assert failed.isdisjoint(run.plan.fingerprint for run in load_profile(file).runs)
 
 
 def test_a_slow_device_has_the_least_rounds_too(network: Network, tmp_path: Path) -> None:

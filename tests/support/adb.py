@@ -7,11 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from codl.machine import cache
+from codl.targets import adb
 from support import adb_device
 
 CLIENT = shutil.which("adb")
@@ -110,3 +114,26 @@ def serving(folder: Path) -> Iterator[Server]:
     finally:
         with suppress(subprocess.TimeoutExpired):
             starting.run("kill-server")
+
+
+@contextmanager
+def plugging(
+    server: Server, folder: Path, patch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Double]]:
+    """Starts doubles in a folder and connects them to the server, which codl's clients find."""
+    for name, value in server.environment.items():
+        patch.setenv(name, value)
+    patch.setattr(adb, "FOLDER", str(folder / "phone" / "codl"))
+    doubles: list[Double] = []
+
+    def start(*options: str, name: str = "phone") -> Double:
+        own = {cache.VARIABLE: os.environ[cache.VARIABLE]}
+        doubles.append(Double(folder / name, options, environment=own))
+        doubles[-1].start()
+        server.connect(doubles[-1])
+        return doubles[-1]
+
+    yield start
+    for double in doubles:
+        double.stop()
+        server.run("disconnect", double.serial)

@@ -1,8 +1,8 @@
 """A double of a phone: speaks adb's protocol on loopback and runs commands on this very machine.
 
 Nothing that is measured behind it says anything of a phone. It answers `adb connect HOST:PORT` of a
-real adb server, with the services `shell:`, `shell,v2,raw:` and `sync:`; `python -m
-support.adb_device --help` starts one by hand.
+real adb server, with the services `shell:` and `shell,v2,raw:`; `python -m support.adb_device
+--help` starts one by hand.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support import adb_services, adb_wire
-from support.adb_keys import is_signed
+from support import adb_wire
 from support.adb_services import Commands, Died
 from support.adb_wire import Message
 
 #: Every double says that it is one.
 MODEL = "device-double"
-#: Files of a device's folder: keys that may debug, and the last one that asked for it.
+#: Files of a locked device's folder: whether hosts may debug, and the last key that asked for it.
 ALLOWED, ASKED = "adb_keys", "asked_key"
 #: A text at which the device is there no more, once a command has said half of it.
 TRAP = "dies_at"
@@ -34,7 +33,7 @@ TOKEN_BYTES = 20
 
 @dataclass(frozen=True)
 class Phone:
-    """A device in a folder: its properties, and whether only keys that it knows may debug."""
+    """A device in a folder: its properties, and whether its user must allow hosts to debug."""
 
     folder: Path
     model: str = MODEL
@@ -52,11 +51,6 @@ class Phone:
         tools = self.folder / "bin"
         path = f"{tools}:{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, "HOME": str(self.folder), "PATH": path}
-
-    def is_allowed(self, token: bytes, signature: bytes) -> bool:
-        allowed = self.folder / ALLOWED
-        keys = allowed.read_bytes().splitlines() if allowed.exists() else []
-        return any(is_signed(token, signature, key) for key in keys)
 
 
 class Stream:
@@ -150,7 +144,7 @@ class Connection:
             self._writer.close()
 
     async def _is_let_in(self) -> bool:
-        """Greet; ask for signatures of tokens until a key is known, where the device is locked."""
+        """Greet; a locked device asks for signed tokens until its user allows hosts."""
         while (await adb_wire.receive(self._reader)).command != adb_wire.CNXN:
             pass
         is_allowed = not self._phone.is_locked
@@ -162,9 +156,8 @@ class Connection:
                 # A phone asks its user now, who may come later.
                 (self._phone.folder / ASKED).write_bytes(answer.payload.rstrip(b"\0"))
                 await adb_wire.receive(self._reader)
-            is_allowed = answer[:2] == (adb_wire.AUTH, adb_wire.SIGNATURE) and (
-                self._phone.is_allowed(token, answer.payload)
-            )
+            is_signed = answer[:2] == (adb_wire.AUTH, adb_wire.SIGNATURE)
+            is_allowed = is_signed and (self._phone.folder / ALLOWED).exists()
         return is_allowed
 
     def _hear(self, message: Message) -> None:
@@ -186,9 +179,6 @@ class Connection:
             if name == "shell" and "v2" in options and "pty" not in options:
                 stream.open()
                 await self._commands.run(stream, argument)
-            elif name == "sync":
-                stream.open()
-                await adb_services.sync(stream)
         except Died:
             die(self._commands)
         except (EOFError, ConnectionError):
@@ -223,7 +213,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the device's home and its keys")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--locked", action="store_true", help="only keys that it knows may debug")
+    parser.add_argument("--locked", action="store_true", help="its user must allow hosts to debug")
     parser.add_argument("--features", default=Phone.features, help="what it can, as Android says")
     given = parser.parse_args()
     phone = Phone(given.folder, given.model, given.locked, given.features)

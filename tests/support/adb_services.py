@@ -1,11 +1,10 @@
-"""What a device does on the streams that are opened to it: commands run here, files lie here."""
+"""What a device does on the streams that are opened to it: commands run here."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import stat
 import struct
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
@@ -13,14 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from support.adb_wire import word
-
 #: Packets of `shell,v2`: a kind, the length, and so many bytes.
 PACKET = struct.Struct("<BI")
 STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = range(5)
-#: Requests to `sync:` and answers: four letters and a length, or another number.
-SYNC = struct.Struct("<II")
-STATUS, ENTRY = struct.Struct("<IIII"), struct.Struct("<IIIII")
 PIECE = 64 << 10
 
 
@@ -153,68 +147,3 @@ async def _pass_on(
         await stream.write(PACKET.pack(kind, len(data)) + data)
         if last is not None:
             raise Died
-
-
-async def sync(stream: Stream) -> None:
-    """Serve files: the state of one, a folder's list, to take one and to give one."""
-    received = Buffered(stream)
-    while True:
-        request, size = SYNC.unpack(await received.exactly(SYNC.size))
-        if request == word(b"QUIT"):
-            return
-        path = os.fsdecode(await received.exactly(size))
-        try:
-            if request == word(b"STAT"):
-                await stream.write(_status(path))
-            elif request == word(b"LIST"):
-                await stream.write(_entries(path))
-            elif request == word(b"RECV"):
-                await _give(stream, Path(path))
-            elif request == word(b"SEND"):
-                await _take(stream, received, path)
-            else:
-                raise OSError(f"unknown request {request:#x}")
-        except OSError as error:
-            text = (error.strerror or str(error)).encode()
-            await stream.write(SYNC.pack(word(b"FAIL"), len(text)) + text)
-
-
-def _status(path: str) -> bytes:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return STATUS.pack(word(b"STAT"), 0, 0, 0)
-    size, changed = found.st_size & 0xFFFFFFFF, int(found.st_mtime)
-    return STATUS.pack(word(b"STAT"), found.st_mode, size, changed)
-
-
-def _entries(path: str) -> bytes:
-    listed = b""
-    for entry in sorted(os.scandir(path), key=lambda own: own.name):
-        found, name = entry.stat(follow_symlinks=False), os.fsencode(entry.name)
-        size, changed = found.st_size & 0xFFFFFFFF, int(found.st_mtime)
-        listed += ENTRY.pack(word(b"DENT"), found.st_mode, size, changed, len(name)) + name
-    return listed + ENTRY.pack(word(b"DONE"), 0, 0, 0, 0)
-
-
-async def _give(stream: Stream, path: Path) -> None:
-    with path.open("rb") as file:
-        while data := file.read(PIECE):
-            await stream.write(SYNC.pack(word(b"DATA"), len(data)) + data)
-    await stream.write(SYNC.pack(word(b"DONE"), 0))
-
-
-async def _take(stream: Stream, received: Buffered, given: str) -> None:
-    """Write a file; all of it is read also where it cannot be written, as the protocol wants."""
-    name, _, mode = given.rpartition(",")
-    content, kind, size = [], 0, 0
-    while kind != word(b"DONE"):
-        kind, size = SYNC.unpack(await received.exactly(SYNC.size))
-        if kind == word(b"DATA"):
-            content.append(await received.exactly(size))
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(content))
-    path.chmod(stat.S_IMODE(int(mode)))
-    os.utime(path, (size, size))
-    await stream.write(SYNC.pack(word(b"OKAY"), 0))

@@ -11,6 +11,7 @@ import numpy as np
 
 from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, Op, parse, split, to_text
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.source import source_text
@@ -19,7 +20,6 @@ from codl.plan.cost_model import CostModel
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
-from codl.records.soc import Soc
 from codl.strategies import Context, Strategy
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
@@ -127,7 +127,7 @@ class SyntheticContext(Context):
     predictors: SyntheticPredictors = field(default_factory=lambda: SyntheticPredictors(gpu=2.0))
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, self.predictors, by_op, places=self.places)
+        return CostModel(self.soc, self.predictors, by_op)
 
 
 def check_strategy(strategy: Strategy, model: str = MODEL) -> None:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 from codl.ir import parse, to_text
+from codl.ir.records.results import Conditions
 from codl.ir.types import PROCESSORS
+from codl.machine.placement import LocalSoc, Placement
 from codl.measure import drift
-from codl.measure.batch import (
-    BatchResult,
-    Emit,
-    MeasureBatch,
-    Measurement,
-)
+from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import AnchorRow, Dataset
-from codl.measure.tasks import Task
-from codl.records.results import Conditions
-from codl.runtime.placement import LocalSoc, Placement
+from codl.measure.tasks import BatchResult, Emit, MeasureBatch, Measurement, Task
 from support.simulated import SOC
 
 BOARD = LocalSoc.of(SOC, Placement("none", cpu_cores=(0,)))
-#: So long a real thread may take for what takes no time.
-LONGEST_S = 60.0
-#: And so long one has, where the clock may pass while it works.
-SHORT_S = 0.05
 
 
 def measured(
@@ -63,7 +52,6 @@ class DeviceDouble:
     each: int = 3
     soc: LocalSoc = BOARD
     replays: None = None
-    driver: str = BOARD.gpu.driver
     before: Callable[[int], BatchResult | None] = lambda number: None
     at_door: Callable[[int], object] = lambda number: None
     batches: list[Sequence[Task]] = field(default_factory=list)
@@ -71,12 +59,6 @@ class DeviceDouble:
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def open(self) -> Mapping[str, str]:
-        return {"device": self.soc.gpu.name, "driver": self.driver}
-
-    def describe(self) -> Any:
-        return SimpleNamespace(cpu=SimpleNamespace(name=self.soc.cpu.name))
 
     def conditions(self) -> Conditions:
         return Conditions()
@@ -93,22 +75,17 @@ class DeviceDouble:
 
 @dataclass
 class SteppingClock:
-    """Passes when it is waited for: at once where nobody works, a second for what is done."""
+    """Passes when it is slept."""
 
     now_s: float = 0.0
     waits: list[float] = field(default_factory=list)
 
-    def now(self) -> float:
-        return self.now_s
-
-    def wait(self, jobs: Collection[Future[Any]], seconds: float | None) -> None:
-        longest_s = LONGEST_S if seconds is None else SHORT_S
-        if jobs and wait(jobs, longest_s, FIRST_COMPLETED).done:
-            self.now_s += 1.0
-            return
-        assert seconds is not None
+    def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
         self.now_s += seconds
+
+    def cooling(self, read: Callable[[], Conditions]) -> CoolDown:
+        return CoolDown(read, clock=lambda: self.now_s, sleep=self.sleep)
 
 
 def keys(dataset: Dataset) -> list[tuple[str, Any]]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from codl.runtime import drivers, threads
-from codl.runtime.detect import describe
-from codl.runtime.driver_search import find_driver
+from codl.machine import threads
+from codl.machine.driver_search import find_driver
+from codl.machine.placement import LocalSoc, ProbedDevice, describe
+from codl.runtime import drivers
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.probe import ProbedDevice
 from codl.targets.local import LocalTarget
 
 

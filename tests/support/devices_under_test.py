@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codl.boundary import BASE, PACKAGES
-from codl.doctor import no_progress
-from codl.errors import DeviceError
-from codl.records.results import Conditions
-from codl.runtime.examination import Examination, Room
-from codl.runtime.hardware import CpuFacts
-from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.errors import BASE, PACKAGES, DeviceError
+from codl.ir.records.results import Conditions
+from codl.jobs.doctor import no_progress
+from codl.machine.examination import Examination, Room
+from codl.machine.hardware import CpuFacts
+from codl.machine.placement import ProbedDevice, ProbeResult
 from codl.targets.checks import Check, DeviceUnderTest, Finding
 from codl.targets.requests import TargetInfo
 
@@ -29,12 +28,10 @@ HEALTHY = Examination(
     cores=(0, 1, 2, 3),
     physical_cores=(0, 1, 2, 3),
     refused_cores=(),
-    wait_policy="",
     governors=(),
     memory_bytes=8 * GIB,
     available_bytes=4 * GIB,
     cache=Room("/cache", 10 * GIB),
-    zones=(),
     conditions=Conditions(),
 )
 DEVICE = ProbedDevice(
@@ -63,7 +60,6 @@ class MadeUp:
     examination: Examination = HEALTHY
     drivers: Sequence[ProbeResult] = (ProbeResult("some-driver", (DEVICE,)),)
     broken: Sequence[str] = ()
-    samples_s: Sequence[float] = (1e-3,) * 30
     lost: str = ""
     serial: str = "made-up"
     closed: list[str] = field(default_factory=list)
@@ -86,9 +82,6 @@ class MadeUp:
         if name in self.broken:
             raise DeviceError(f"{name} cannot be imported: ImportError: libsomething.so")
         return 0.1
-
-    def pace(self, seconds: float) -> Sequence[float]:
-        return self.samples_s
 
     def fresh(self) -> MadeUp:
         return self

@@ -11,8 +11,8 @@ from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
+from codl.ir.records.soc import Soc
 from codl.plan.build_plan import default_plan, preferring
-from codl.records.soc import Soc
 from support.devices import here
 from support.libraries import INSTALLED, preferred
 

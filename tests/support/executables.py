@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
-from codl.ir.executable_json import encode
+from codl.ir.executable_json import decode, encode
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
-from codl.records.soc import Soc
+from codl.lower.lowering import lower
+from support.fuzzing import Subject
+from support.mutations import TREE
 from support.plans import make_plan
 from support.simulated import SOC
 
@@ -100,3 +102,14 @@ def encoded(executable: Executable) -> tuple[bytes, dict[str, NDArray[Any]]]:
         return digest
 
     return encode(executable, put), kept
+
+
+def executables() -> Subject:
+    """The JSON of executables that have everything; each is read, or one clear error comes."""
+    arrays: dict[str, Any] = {}
+    seeds = []
+    for soc in SOCS:
+        content, own = encoded(small_executable(soc))
+        seeds.append(content)
+        arrays |= own
+    return Subject("executables", seeds, TREE, lambda content: decode(content, arrays.__getitem__))

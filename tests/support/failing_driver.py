@@ -24,7 +24,6 @@ FUNCTIONS = (
     "enqueue_fill_image",
     "enqueue_marker",
     "create_image",
-    "fsvm_empty",
     "svm_empty",
     "SVM",
     "Buffer",

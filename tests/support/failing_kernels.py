@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from codl.ir.ops.convolution import Conv2d
+from codl.ir.records.soc import Soc
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
-from codl.records.soc import Soc
 
 
 class Failing(GpuDirect):

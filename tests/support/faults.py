@@ -11,12 +11,12 @@ from typing import Any
 from codl.ir import Array, Network, Op, parse
 from codl.ir.network import Layer
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
-from codl.lower.rules import residual_adds
+from codl.lower.partition import residual_adds
 from codl.measure.check_variants import OPS, checked_operands
 from codl.plan.build_plan import preferring
-from codl.records.soc import Soc
 
 #: One work-item damages an output: `WHERE(c, p)` is where the pixel `p` of a channel lies.
 KERNEL = """

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from codl.runtime.connection import HEAD, MAGIC, Connection, FrameLimits
 from codl.targets.agent import request_class
+from codl.targets.connection import HEAD, MAGIC, Connection, FrameLimits
 from codl.targets.wire import Answered, Event, RequestMessage, Response, decode, form_of_request
 from support.fuzzing import Subject
 from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS

@@ -28,8 +28,8 @@ from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
 from codl.plan.build_plan import preferring
-from codl.records.soc import Soc
 from codl.targets.base import Target
 from support.random_forms import saved, written
 from support.random_graphs import (
@@ -320,24 +320,19 @@ def _smaller(graph: RandomGraph) -> Iterator[RandomGraph]:
     """Graphs with something left out, the large things first."""
     for name in graph.outputs if len(graph.outputs) > 1 else ():
         yield without_unread(graph, [name])
-    for name in graph.outputs if len(graph.outputs) > 2 else ():
-        yield without_unread(graph, [other for other in graph.outputs if other != name])
     try:
         values = run_nodes(graph)
     except Dropped:
         return
-    made = [name for node in graph.nodes for name in node.output if name]
-    for name in reversed(made):  # what is before a tensor goes
-        if name not in graph.outputs:
-            yield _cut(graph, name, values, "feeds")
-    for name in made:
-        if name not in graph.outputs:
-            yield _cut(graph, name, values, "constants")
-    for name in made:  # what is behind a tensor goes
-        if name not in graph.outputs:
-            yield without_unread(graph, [name])
-    for node in graph.nodes:  # a node in the middle goes
-        yield from _bypassed(graph, node, values)
+    ends = {"", *graph.outputs}
+    made = [name for node in graph.nodes for name in node.output if name not in ends]
+    for name in reversed(made):  # it is given instead of made
+        nodes = [node for node in graph.nodes if name not in node.output]
+        for where in ("feeds", "constants"):
+            given = {**getattr(graph, where), name: values[name]}
+            yield without_unread(replace(graph, nodes=nodes, **{where: given}))
+    for name in made:  # what is behind it goes
+        yield without_unread(graph, [name])
     if graph.form != Form():
         yield replace(graph, form=Form())
     if graph.declared or graph.overridable or graph.shaped_outputs:
@@ -349,48 +344,14 @@ def _smaller(graph: RandomGraph) -> Iterator[RandomGraph]:
             del fewer.attribute[:]
             fewer.attribute.extend(a for a in node.attribute if a.name != attribute.name)
             yield replace(graph, nodes=[*graph.nodes[:index], fewer, *graph.nodes[index + 1 :]])
-    yield from _shorter(graph)
-
-
-def _cut(graph: RandomGraph, name: str, values: Values, where: str) -> RandomGraph:
-    """A tensor is given instead of made."""
-    nodes = [node for node in graph.nodes if name not in node.output]
-    given = {**getattr(graph, where), name: values[name]}
-    return without_unread(replace(graph, nodes=nodes, **{where: given}))
-
-
-def _bypassed(graph: RandomGraph, node: onnx.NodeProto, values: Values) -> Iterator[RandomGraph]:
-    """Readers of a node's output read one of its inputs, of the same shape and type."""
-    result = node.output[0]
-    for name in node.input:
-        fits = name and values[name].shape == values[result].shape
-        if not fits or values[name].dtype != values[result].dtype:
-            continue
-        nodes = []
-        for other in graph.nodes:
-            if other is node:
-                continue
-            renamed = onnx.NodeProto()
-            renamed.CopyFrom(other)
-            renamed.input[:] = [name if own == result else own for own in other.input]
-            nodes.append(renamed)
-        outputs = list(dict.fromkeys(name if own == result else own for own in graph.outputs))
-        if name not in graph.feeds and name not in graph.constants:
-            yield without_unread(replace(graph, nodes=nodes, outputs=outputs))
-
-
-def _shorter(graph: RandomGraph) -> Iterator[RandomGraph]:
-    """One size becomes a smaller one, wherever it is."""
-    sizes = sorted({n for v in graph.feeds.values() for n in v.shape if n > 1}, reverse=True)
-    for size in sizes:
-        for smaller in dict.fromkeys((1, 2, size // 2, size - 1)):
-            if smaller < size:
-                yield replace(
-                    graph,
-                    feeds={n: _sliced(v, size, smaller) for n, v in graph.feeds.items()},
-                    constants={n: _sliced(v, size, smaller) for n, v in graph.constants.items()},
-                )
-
-
-def _sliced(value: NDArray[Any], size: int, smaller: int) -> NDArray[Any]:
-    return value[tuple(slice(smaller) if n == size else slice(None) for n in value.shape)]
+    # One size becomes a smaller one, wherever it is.
+    for size in sorted({n for v in graph.feeds.values() for n in v.shape if n > 1}, reverse=True):
+        for smaller in sorted({1, size // 2, size - 1} - {size}):
+            feeds, constants = (
+                {
+                    name: value[tuple(slice(smaller if n == size else n) for n in value.shape)]
+                    for name, value in values_of.items()
+                }
+                for values_of in (graph.feeds, graph.constants)
+            )
+            yield replace(graph, feeds=feeds, constants=constants)

@@ -119,7 +119,7 @@ def use_codl(model: str, soc: str, plan: str) -> list[float]:
     """What codl is used for: a search, an engine with its first runs, and another one's."""
     import codl
     from codl.frontend.convert import load_network
-    from codl.records import soc as socs
+    from codl.ir.records import soc as socs
     from codl.strategies import Context, find
 
     searched = find("codl").plan(load_network(model), Context.of(socs.load("epyc2")))

@@ -16,21 +16,21 @@ import numpy as np
 import yaml
 
 from codl.errors import CodlError
+from codl.files import VERSION as CODL
 from codl.ir import parse
+from codl.ir.records import soc as socs
+from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
-from codl.measure.check_variants import task_of as check_task
-from codl.measure.facts import FACTS
+from codl.machine.placement import LocalSoc, ProbedDevice, ProbeResult
+from codl.measure.check_variants import CheckTask
+from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Effort, Rounds
-from codl.measure.tuner import task_of as tune_task
-from codl.provenance import VERSION as CODL
-from codl.records import soc as socs
+from codl.measure.tuner import TuneTask
 from codl.runtime.loaded import Footprint
-from codl.runtime.placement import LocalSoc
-from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets import client
 from codl.targets.detect import _checked, choose_pinning, detect, with_facts
-from codl.targets.measuring import Bench, Check, DrawFrames, Measure, MeasureFacts, Time, Tune
+from codl.targets.kernel_requests import Bench, Check, MeasureAtomics, Tune
+from codl.targets.measuring import Measure, Time
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import (
     Begin,
@@ -41,13 +41,10 @@ from codl.targets.requests import (
     LoadedModel,
     MissingArrays,
     Open,
-    Pace,
     PeerOutputs,
-    Power,
     Probe,
     Profile,
     Run,
-    SetGovernor,
     StartedPeer,
     StartPeer,
     UnpinnedRatios,
@@ -75,8 +72,8 @@ def ask_soc(target: RemoteTarget) -> None:
 
 def ask_facts(target: RemoteTarget) -> None:
     """What goes into a SoC file; a value that cannot be there must have been left out."""
-    facts = [_checked(key, target.measure_facts("none", "gpu", [key])) for key in FACTS]
-    check_readable(with_facts(BOARD, facts))
+    fact = _checked(target.measure_atomics("none", "gpu"))
+    check_readable(with_facts(BOARD, [fact]))
 
 
 def check_readable(soc: LocalSoc) -> None:
@@ -91,31 +88,24 @@ def check_readable(soc: LocalSoc) -> None:
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.probe(), [Probe]),
     (ask_soc, [Facts("machine")]),
-    (ask_facts, [MeasureFacts]),
+    (ask_facts, [MeasureAtomics]),
     (lambda target: target.observe_cores(), [Facts("busy_cores")]),
-    (
-        lambda target: choose_pinning(target.unpinned_ratios([0, 1])),
-        [UnpinnedRatios],
-    ),
+    (lambda target: choose_pinning(target.unpinned_ratios([0, 1])), [UnpinnedRatios]),
     (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
     (lambda target: target.conditions(), [Facts("conditions")]),
-    (lambda target: target.set_governor("performance"), [SetGovernor]),
     (lambda target: target.measure(BATCH), [Measure]),
     (
         lambda target: target.tune(
-            [tune_task(CONV, "gpu_direct")], Tuning(), keep=lambda result: None
+            [TuneTask(OP, registry.find(OP, "gpu_direct"))], Tuning(), keep=lambda result: None
         ),
         [Tune],
     ),
     (lambda target: target.bench(OP, Tuning()), [Bench]),
-    (lambda target: target.draw_frames(0.0), [DrawFrames]),
-    (lambda target: target.power(0.0), [Power]),
     (lambda target: target.examine(), [Facts("examination")]),
     (lambda target: target.import_package("numpy"), [ImportPackage]),
-    (lambda target: target.pace(0.0), [Pace]),
     (
         lambda target: target.check_kernels(
-            [check_task(CONV, name) for name in ("cpu_gemm", "gpu_direct")]
+            [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
         ),
         [Check],
     ),
@@ -135,10 +125,7 @@ DEVICE = ProbedDevice(**{**_FACTS, **_TOLD, "max_read_images": 0})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
     answered(MissingArrays, ()),
-    answered(
-        Load,
-        LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None),
-    ),
+    answered(Load, LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None)),
 )
 _RAN = (*_LOADED, answered(Run, _OUTPUTS))
 #: What is answered as it should be before a question, so that it is asked too.

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
-from codl.doctor.software_checks import LIBRARY_PACKAGES
+from codl.jobs.doctor import LIBRARY_PACKAGES
 from codl.kernels import registry
 
 #: The CPU's libraries that are installed here.

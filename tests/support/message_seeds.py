@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from codl.ir import parse
+from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
 from codl.measure.check_variants import CheckTask
-from codl.measure.tasks import DispatchTask, OpTask, SignalTask, StageTask
+from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, SignalTask, StageTask
 from codl.measure.timing import Effort, Rounds
-from codl.records.tuned import Trial, Tuned
-from codl.targets.measuring import Check, Measure, MeasuredRow, Time
+from codl.targets.kernel_requests import Check
+from codl.targets.measuring import Measure, MeasuredRow, Time
 from codl.targets.requests import Load, PeerOutputs, Probe, Run
 from codl.targets.wire import (
     Answered,
@@ -35,7 +35,7 @@ OP = parse(CONV)
 TUNED = Tuned(
     CONV, "gpu_direct", "0", {"rows": 2}, 1.0, 0.5, True, (Trial({"rows": 2}, 0.5),), "now", "0"
 )
-TUNING = Tuning({TUNED.key: TUNED}, {("conv2d", "gpu_direct"): 4})
+TUNING = Tuning({TUNED.key: TUNED})
 ARRAYS = {"x": np.ones((1, 3), np.float32)}
 Parts = list[bytes]
 

@@ -56,7 +56,6 @@ DIMS = {
     "transpose in=1x37x72 axes=1x37x3x6x4 perm=2x0x3x1x4": "N",
     "slice in=1x37x24 starts=0x3x0 steps=1x2x1 to=1x15x24": "OC H",
     "slice in=9x8x7 starts=8x0x6 steps=-2x3x-1 to=4x3x5": "N OC H",
-    "windows in=1x8x14x5 count=6 kernel=3 stride=2": "",
 }
 OPS = [parse(text) for text in DIMS]
 CUT = [op for op in OPS if op.dims]

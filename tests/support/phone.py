@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from codl.runtime.system_files import SystemFiles
+from codl.machine.system_files import SystemFiles
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 LITTLE, BIG = f"{POLICIES}/policy0", f"{POLICIES}/policy4"

@@ -15,9 +15,14 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
-from codl.records.soc import Soc
+from codl.plan.build_plan import chain_of
+from codl.plan.build_plan import make_plan as priced_plan
+from codl.plan.cost_model import CostModel
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
 
 #: A network, its input `image`, and the outputs by name.
 Case = tuple[Network, Array, dict[str, Array]]
@@ -141,3 +146,15 @@ def row(length: int, size: int = 24) -> Network:
 def image(network: Network, seed: int = 1) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
     return {name: random.random(shape, np.float32) for name, shape in network.inputs.items()}
+
+
+def planned(
+    network: Network, cuts: list[tuple[int, Any, float]], predictors: SyntheticPredictors
+) -> Plan:
+    """A priced plan of chains of the given lengths, dimensions and ratios, on `SOC`."""
+    layers, chains = list(network.layers), []
+    for length, dim, ratio in cuts:
+        chains.append(chain_of(layers[:length], dim, ratio))
+        layers = layers[length:]
+    cost = CostModel(SOC, predictors)
+    return priced_plan(network, cost, chains, strategy="test", sharing="missing")

@@ -6,7 +6,7 @@ reference. Drawing a form throws dice of its own: the graph of a seed stays the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,11 +20,9 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.weights import refill
 from support.random_graphs import (
     FLOATS,
-    MICROSOFT,
     Dropped,
     Form,
     RandomGraph,
-    Values,
     reads,
     run_nodes,
 )
@@ -40,15 +38,12 @@ FORMS = {
     "names": 0.15,
     "strays": 0.06,
 }
-#: A model says that it is of one of these.
-OPSETS, IR_VERSIONS = range(1, 24), range(3, 12)
-#: The oldest opset of which ONNX Runtime has all kernels; an older model is drawn in it.
-OLDEST = 7
+#: A model says that it is of one of these; ONNX Runtime has all kernels of opset 7.
+OPSETS, IR_VERSIONS = range(7, 24), range(3, 12)
 ODD_NAMES = (
     *("0", " ", "a b", "\t", "é", "ß", "x" * 300, "a/b:0", "a.b", "model.0/Conv_output_0"),
     *("codl.in0", "codl.out", "codl.out.flat", "%s", "{}", "'", '"', "\\"),
 )
-SUMS = ("Add", "Sub", "Mul", "Div")
 
 
 def drawn_forms(seed: int, index: int, forms: Collection[str]) -> set[str]:
@@ -67,25 +62,17 @@ def in_form(graph: RandomGraph, drawn: Collection[str], dice: Random) -> RandomG
     oldest = 4 if "branch" in drawn else 3  # before, constants of branches are no use
     form = Form(
         ir_version=max(dice.choice(IR_VERSIONS), oldest) if "ir" in drawn else 10,
-        opset=dice.choice(range(1, OLDEST)) if graph.opset == OLDEST and "opset" in drawn else 0,
         sparse=tuple(n for n in plain if dice.random() < 0.5) if "sparse" in drawn else (),
         external="external" in drawn,
     )
-    if form.opset and _older(graph, form.opset) is None:
-        form = replace(form, opset=0)
     return replace(graph, form=form)
 
 
 def written(graph: RandomGraph) -> onnx.ModelProto:
     """The model in its form, with its weights in it."""
-    nodes = _older(graph, graph.form.opset) if graph.form.opset else None
     proto = graph.model()
     form, content = graph.form, proto.graph
     proto.ir_version = form.ir_version
-    if nodes is not None:
-        refill(content.node, nodes)
-        del proto.opset_import[:]
-        proto.opset_import.append(helper.make_opsetid("", form.opset))
     if form.ir_version < 4:  # there constants are inputs, too
         given = {info.name for info in content.input}
         for item in content.initializer:
@@ -197,58 +184,3 @@ def _branch(graph: RandomGraph, node: onnx.NodeProto, word: str) -> onnx.GraphPr
     kind = helper.np_dtype_to_tensor_dtype(value.dtype)
     info = helper.make_tensor_value_info(output, kind, value.shape)
     return helper.make_graph(inner, word, [], [info], held)
-
-
-def _older(graph: RandomGraph, opset: int) -> list[onnx.NodeProto] | None:
-    """The nodes as an opset before 7 has them; None where one is not there."""
-    values = run_nodes(graph)
-    nodes = [_older_node(node, opset, graph.constants, values) for node in graph.nodes]
-    made = [node for node in nodes if node is not None]
-    return made if len(made) == len(nodes) else None
-
-
-def _older_node(
-    node: onnx.NodeProto, opset: int, constants: Mapping[str, object], values: Values
-) -> onnx.NodeProto | None:
-    if node.domain == MICROSOFT or not onnx.defs.has(node.op_type, opset):
-        return None
-    schemas = [onnx.defs.get_schema(node.op_type, version) for version in (opset, OLDEST)]
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    given = {attribute.name for attribute in node.attribute}
-    if not given <= schemas[0].attributes.keys():
-        return None
-    sizes = [values[name].shape for name in node.input if name]
-    if schemas[0].since_version == schemas[1].since_version:
-        return copy
-    if any(schemas[0].attributes[name].type != schemas[1].attributes[name].type for name in given):
-        return None
-    if node.op_type in SUMS:
-        return copy if sizes[0] == sizes[1] else _stretched(copy, sizes)
-    if node.op_type == "Gemm":
-        copy.attribute.append(helper.make_attribute("broadcast", 1))
-        return copy
-    if node.op_type == "BatchNormalization":
-        copy.attribute.append(helper.make_attribute("is_test", 1))
-        return copy
-    if node.op_type == "Reshape" and node.input[1] in constants:
-        del copy.input[1:]
-        copy.attribute.append(helper.make_attribute("shape", values[node.input[1]].tolist()))
-        return copy
-    same = len(schemas[0].inputs) >= len(node.input)
-    return (
-        copy if same and set(schemas[0].attributes) <= {*schemas[1].attributes, CONSUMED} else None
-    )
-
-
-#: What ops of opset 1 have besides: a hint that says nothing of values.
-CONSUMED = "consumed_inputs"
-
-
-def _stretched(node: onnx.NodeProto, sizes: Sequence[tuple[int, ...]]) -> onnx.NodeProto | None:
-    """A sum whose second operand has the last axes of the first."""
-    first, second = sizes
-    if first[len(first) - len(second) :] != second:
-        return None
-    node.attribute.append(helper.make_attribute("broadcast", 1))
-    return node

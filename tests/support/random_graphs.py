@@ -41,16 +41,8 @@ ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 1e-30, 0.5, 1.5, -2.5, 1
 ODD_INTS = (0, 1, -1, 127, 128, -128, 255, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 2**53 + 1,
             2**63 - 1, -(2**63))  # fmt: skip
 #: What takes the largest or least of some; of not-a-numbers every library takes another one.
-LARGEST = {
-    "MaxPool",
-    "GlobalMaxPool",
-    "ReduceMax",
-    "ReduceMin",
-    "ArgMax",
-    "ArgMin",
-    "TopK",
-    "Hardmax",
-}
+LARGEST = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
+           "Hardmax"}  # fmt: skip
 #: What adds up products.
 SUMS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Resize", "Attention", "MatMulNBits",
         "MultiHeadAttention", "GroupQueryAttention", "CumSum", "MaxPool"}  # fmt: skip
@@ -66,10 +58,9 @@ class Dropped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is written: see `support.random_forms`. Opset 0 is the one it is drawn in."""
+    """How a model is written: see `support.random_forms`."""
 
     ir_version: int = 10
-    opset: int = 0
     sparse: tuple[str, ...] = ()
     external: bool = False
 
@@ -390,33 +381,19 @@ class Drawing:
             with np.errstate(over="ignore"):
                 value[where] = random.choice(few, value.shape)[where].astype(value.dtype)
         elif value.dtype in (np.int32, np.int64) and value.size and value.min() < -1:
-            known = [
-                i for i in ODD_INTS if np.iinfo(value.dtype).min <= i <= np.iinfo(value.dtype).max
-            ]
-            value[where] = np.array(known, value.dtype)[
-                random.integers(0, len(known), value.shape)
-            ][where]
+            limits = np.iinfo(value.dtype)
+            known = np.array([i for i in ODD_INTS if limits.min <= i <= limits.max], value.dtype)
+            value[where] = known[random.integers(0, len(known), value.shape)][where]
         return value
 
     def constant(self, value: NDArray[Any] | float | Sequence[int], *, plain: bool = False) -> str:
         """An initializer, which others may share, or what a node makes of one."""
         array = np.asarray(value)
-        array = (
-            array.astype(np.int64)
-            if array.dtype.kind == "i"
-            and array.dtype != np.int32
-            and not isinstance(value, np.ndarray)
-            else array
-        )
         array = array.astype(self.dtype) if isinstance(value, float) else array
         way = 1.0 if plain else self.dice.random()
-        if way < 0.3 and not plain:
+        if way < 0.3 and array.dtype in FLOATS:
             for name, known in self.graph.constants.items():
-                if (
-                    known.dtype == array.dtype
-                    and known.shape == array.shape
-                    and array.dtype in FLOATS
-                ):
+                if (known.dtype, known.shape) == (array.dtype, array.shape):
                     return name
         name = self.name("c")
         if 0.3 < way < 0.4:
@@ -428,6 +405,14 @@ class Drawing:
         if 0.4 < way < 0.47:
             return str(self.node("Identity", name))
         return name
+
+    def weight(self, *shape: int, scale: float = 1.0) -> str:
+        """A constant of random numbers."""
+        return self.constant(self.numbers(*shape, scale=scale))
+
+    def given(self, value: NDArray[Any], share: float) -> str:
+        """A constant, mostly, or else an input."""
+        return self.constant(value) if self.chance(share) else self.input(value)
 
     def node(
         self, kind: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Any
@@ -445,11 +430,9 @@ class Drawing:
 
     def add(self, proto: onnx.NodeProto) -> None:
         """Run a node, and take it in; raises `Dropped` where nothing can be made of it."""
-        if proto.op_type in LARGEST and any(
-            value.dtype in FLOATS and np.isnan(value).any()
-            for value in map(self.values.get, proto.input)
-            if value is not None
-        ):
+        read = [self.values[name] for name in proto.input if name in self.values]
+        has_nan = any(np.isnan(value).any() for value in read if value.dtype in FLOATS)
+        if proto.op_type in LARGEST and has_nan:
             raise Dropped("the largest of what is not a number is not defined")
         made = run_node(proto, self.values, self.graph.constants, self.opset)
         for value in made.values():
@@ -471,11 +454,8 @@ class Drawing:
 
     def pick(self, fits: Callable[[NDArray[Any]], bool] | None = None) -> str | None:
         """A tensor of floats, rather a late one, that fits."""
-        names = [
-            name
-            for name in self.made
-            if self.values[name].dtype == self.dtype and (fits is None or fits(self.values[name]))
-        ]
+        floats = [name for name in self.made if self.values[name].dtype == self.dtype]
+        names = [name for name in floats if fits is None or fits(self.values[name])]
         if not names:
             return None
         return str(self.one_of([*names, *names[-3:], *names[-1:], *names[-1:]]))
@@ -488,11 +468,8 @@ class Drawing:
     def fresh(self, rank: int) -> str:
         """A new input of a rank."""
         if rank >= 3:
-            sizes = [
-                self.one_of((1, 1, 1, 2, 3)),
-                self.one_of(CHANNELS),
-                *self.ints(SIZES, rank - 2),
-            ]
+            sizes = [self.one_of((1, 1, 1, 2, 3)), self.one_of(CHANNELS)]
+            sizes += self.ints(SIZES, rank - 2)
             while prod(sizes) > MOST_ELEMENTS // 4:
                 sizes[-1] = sizes[-1] // 2
         else:
@@ -510,11 +487,7 @@ class Drawing:
         found = self.pick(lambda value: value.shape == shape)
         if found and found != name and self.chance(0.8):
             return found
-        return (
-            self.constant(self.numbers(*shape))
-            if self.chance(0.5)
-            else self.input(self.numbers(*shape))
-        )
+        return self.weight(*shape) if self.chance(0.5) else self.input(self.numbers(*shape))
 
     def cast(self, name: str, dtype: Any) -> str:
         return self.node("Cast", name, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
@@ -543,9 +516,8 @@ class Drawing:
         graph.shaped_outputs = self.chance(0.5)
         if self.profile == "symbolic":
             for name, value in graph.feeds.items():
-                sizes = [
-                    self.one_of((n, n, f"size{n}", f"s{i}")) for i, n in enumerate(value.shape)
-                ]
+                names = (((n, n, f"size{n}", f"s{i}")) for i, n in enumerate(value.shape))
+                sizes = [self.one_of(some) for some in names]
                 if value.ndim and value.shape[0] == 1 and self.chance(0.5):
                     sizes[0] = "batch"
                 if any(isinstance(size, str) for size in sizes):

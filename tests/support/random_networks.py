@@ -15,19 +15,15 @@ from numpy.typing import NDArray
 
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Activation, Array, Op, Pad
-from codl.ir.ops.concat import Concat
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.eltwise import Eltwise
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import Reshape, Transpose
-from codl.ir.ops.norm import Norm
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.reductions import Softmax
-from codl.ir.ops.window import Size2
+from codl.ir.ops.matmul import FullyConnected, MatMul
+from codl.ir.ops.movement import Concat, Reshape, Transpose
+from codl.ir.ops.reductions import Norm, Softmax
+from codl.ir.ops.window import Pool2d, Size2
 from codl.ir.plan import Plan, Sharing
+from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
-from codl.records.soc import Soc
 from support.random_plans import random_plan
 
 Exact = NDArray[np.float64]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from onnx import helper
 
-from support.random_forms import FORMS, OLDEST, drawn_forms, in_form
+from support.random_forms import FORMS, drawn_forms, in_form
 from support.random_forms import OPSETS as EVERY_OPSET
 from support.random_graphs import MICROSOFT, OPSETS, Drawing, Dropped, RandomGraph
 
@@ -66,7 +66,7 @@ def _drawn(dice: Random, forms: Collection[str]) -> RandomGraph:
         dtype = dice.choice((np.float16, np.float16, np.float64))
     opset = dice.choice(OPSETS)
     if "opset" in forms:
-        opset = max(dice.choice(EVERY_OPSET), OLDEST)
+        opset = dice.choice(EVERY_OPSET)
     profile = "values" if "strays" in forms else profile
     g = Drawing(dice, opset, dtype, profile)
     if "strays" in forms:
@@ -116,7 +116,7 @@ def _activation(g: Drawing) -> None:
     domain, _, kind = kind.rpartition("/")
     inputs = [x]
     if kind == "FastGelu" and g.chance(0.4):
-        inputs.append(g.constant(g.numbers(g.shape(x)[-1])))
+        inputs.append(g.weight(g.shape(x)[-1]))
     g.node(kind, *inputs, domain=domain, **g.some(**values))
 
 
@@ -142,7 +142,7 @@ def _along(g: Drawing) -> None:
     kind = g.one_of(("Softmax", "Softmax", "LogSoftmax", "LpNormalization", "Hardmax", "CumSum"))
     axis = g.axis(g.rank(x))
     if kind == "CumSum":
-        g.node(kind, x, g.constant(np.array(axis)), **g.some(reverse=1, exclusive=1))
+        g.node(kind, x, g.constant(axis), **g.some(reverse=1, exclusive=1))
     else:
         more = g.some(p=g.one_of((1, 2))) if kind == "LpNormalization" else {}
         g.node(kind, x, **g.some(axis=axis), **more)
@@ -175,7 +175,7 @@ def _partner(g: Drawing, x: str) -> str:
     else:
         shape = [1] * len(shape)
     value = g.numbers(*shape)
-    return g.constant(value) if g.chance(0.7) else g.input(value)
+    return g.given(value, 0.7)
 
 
 def _binary(g: Drawing) -> None:
@@ -186,11 +186,8 @@ def _binary(g: Drawing) -> None:
     if kind == "Div" and g.chance(0.7):
         y = g.node("Exp", y)
     if kind == "Pow":
-        y = (
-            g.constant(float(g.one_of((2.0, 2.0, 3.0, 0.5, -1.0, 1.0, 0.0))))
-            if g.chance(0.7)
-            else y
-        )
+        if g.chance(0.7):
+            y = g.constant(float(g.one_of((2.0, 2.0, 3.0, 0.5, -1.0, 1.0, 0.0))))
         x = g.node("Abs", x) if g.chance(0.5) else x
     more = {"fmod": 1} if kind == "Mod" else {}
     if kind not in ("PRelu", "Pow") and g.chance(0.4):
@@ -251,12 +248,14 @@ SIZES_OF_INTS = (1, 2, 3, 5, 8)
 def _window(g: Drawing, sizes: tuple[int, ...], *, most: int = 5) -> dict[str, list[int]]:
     """Kernel, strides, dilations and pads of one window."""
     rank = len(sizes)
-    kernel = (
-        g.ints((1, 2, 3, 3, most), rank) if g.chance(0.4) else [g.one_of((1, 2, 3, 3, most))] * rank
-    )
+
+    def sizes_of(values: tuple[int, ...]) -> list[int]:
+        return g.ints(values, rank) if g.chance(0.4) else [g.one_of(values)] * rank
+
+    kernel = sizes_of((1, 2, 3, 3, most))
     return {
         "kernel_shape": kernel,
-        "strides": g.ints((1, 1, 2, 3), rank) if g.chance(0.4) else [g.one_of((1, 1, 2, 3))] * rank,
+        "strides": sizes_of((1, 1, 2, 3)),
         "dilations": g.ints((1, 2, 3), rank) if g.chance(0.2) else [1] * rank,
         "pads": [g.dice.randint(0, k // 2) for k in (*kernel, *kernel)]
         if g.chance(0.4)
@@ -278,9 +277,8 @@ def _placed(g: Drawing, window: dict[str, list[int]]) -> dict[str, object]:
 
 
 def _groups(g: Drawing, channels: int) -> int:
-    return int(
-        g.one_of([1, 1, channels, *(n for n in range(1, channels + 1) if channels % n == 0)])
-    )
+    divisors = [n for n in range(1, channels + 1) if channels % n == 0]
+    return int(g.one_of([1, 1, channels, *divisors]))
 
 
 def _spatial(g: Drawing) -> str:
@@ -294,21 +292,17 @@ def _conv(g: Drawing) -> str:
     groups = _groups(g, c)
     each = g.one_of((1, 2, 4)) if groups > 1 else g.one_of((1, 2, 3, 4, 8, 12, 17, 32))
     kernel = window["kernel_shape"]
-    weight = g.numbers(
-        groups * each, c // groups, *kernel, scale=(c // groups * prod(kernel)) ** -0.5
-    )
-    inputs = [x, g.constant(weight) if g.chance(0.95) else g.input(weight)]
+    scale = (c // groups * prod(kernel)) ** -0.5
+    weight = g.numbers(groups * each, c // groups, *kernel, scale=scale)
+    inputs = [x, g.given(weight, 0.95)]
     if g.chance(0.6):
-        inputs.append(g.constant(g.numbers(groups * each)))
+        inputs.append(g.weight(groups * each))
     kept = _placed(g, window)
     if g.chance(0.5):
         del kept["kernel_shape"]
-    y = g.node(
-        "Conv", *inputs, **({"group": groups} if groups > 1 or g.chance(0.5) else {}), **kept
-    )
-    if g.chance(0.4):
-        y = _after(g, y)
-    return y
+    more = {"group": groups} if groups > 1 or g.chance(0.5) else {}
+    y = g.node("Conv", *inputs, **more, **kept)
+    return _after(g, y) if g.chance(0.4) else y
 
 
 def _after(g: Drawing, y: str) -> str:
@@ -319,22 +313,19 @@ def _after(g: Drawing, y: str) -> str:
         return _batch_norm(g, y)
     if kind in ("Mul", "Add"):
         shape = (g.shape(y)[1], *[1] * (g.rank(y) - 2)) if g.rank(y) > 2 else g.shape(y)[-1:]
-        return g.node(kind, y, g.constant(g.numbers(*shape)))
+        return g.node(kind, y, g.weight(*shape))
     if kind == "residual":
-        return (
-            g.node("Relu", g.node("Add", y, g.like(y)))
-            if g.chance(0.5)
-            else g.node("Add", g.like(y), y)
-        )
+        if g.chance(0.5):
+            return g.node("Relu", g.node("Add", y, g.like(y)))
+        return g.node("Add", g.like(y), y)
     if kind == "Clip":
         return g.node("Clip", y, g.constant(0.0), g.constant(float(g.one_of((1.0, 6.0)))))
     if kind == "SiLU":
         return g.node("Mul", y, g.node("Sigmoid", y))
     if kind == "Gelu":
         half = g.node("Erf", g.node("Div", y, g.constant(2.0**0.5)))
-        return g.node(
-            "Mul", g.node("Mul", y, g.node("Add", half, g.constant(1.0))), g.constant(0.5)
-        )
+        y = g.node("Mul", y, g.node("Add", half, g.constant(1.0)))
+        return g.node("Mul", y, g.constant(0.5))
     return g.node(kind, y)
 
 
@@ -346,15 +337,14 @@ def _conv_transpose(g: Drawing) -> None:
     weight = g.numbers(c, each, *window["kernel_shape"], scale=(c // groups) ** -0.5)
     inputs = [x, g.constant(weight)]
     if g.chance(0.5):
-        inputs.append(g.constant(g.numbers(groups * each)))
+        inputs.append(g.weight(groups * each))
     kept = _placed(g, window)
     strides = window["strides"]
     if g.chance(0.3) and kept.get("auto_pad", "NOTSET") == "NOTSET":
         kept["output_padding"] = [g.dice.randrange(s) for s in strides]
     elif g.chance(0.2):
-        kept["output_shape"] = [
-            n * s + g.one_of((0, 0, 1)) for n, s in zip(sizes, strides, strict=True)
-        ]
+        pairs = zip(sizes, strides, strict=True)
+        kept["output_shape"] = [n * s + g.one_of((0, 0, 1)) for n, s in pairs]
         kept.pop("pads", None)
     g.node("ConvTranspose", *inputs, **({"group": groups} if groups > 1 else {}), **kept)
 
@@ -390,12 +380,13 @@ def _gate(g: Drawing) -> None:
     """Squeeze and excite."""
     x = g.image()
     c = g.shape(x)[1]
+    pools = g.chance(0.5)
     y = (
         g.node("GlobalAveragePool", x)
-        if g.chance(0.5)
+        if pools
         else _reduced(g, "ReduceMean", x, [2, 3], keepdims=1)
     )
-    y = g.node("Conv", y, g.constant(g.numbers(c, c, 1, 1, scale=c**-0.5)))
+    y = g.node("Conv", y, g.weight(c, c, 1, 1, scale=c**-0.5))
     g.node("Mul", *g.dice.sample([x, g.node(g.one_of(("Sigmoid", "HardSigmoid")), y)], 2))
 
 
@@ -405,7 +396,7 @@ def _reduced(g: Drawing, kind: str, x: str, axes: list[int] | None, **attributes
     if axes is None:
         return g.node(kind, x, **attributes)
     if new:
-        return g.node(kind, x, g.constant(np.array(axes, np.int64)), **attributes)
+        return g.node(kind, x, g.constant(axes), **attributes)
     return g.node(kind, x, axes=axes, **attributes)
 
 
@@ -430,7 +421,7 @@ def _largest(g: Drawing) -> None:
         y = g.node(g.one_of(("ArgMax", "ArgMin")), x, **more)
     else:
         k = g.dice.randint(1, max(1, g.shape(x)[axis]))
-        count = g.constant(np.array([k], np.int64))
+        count = g.constant([k])
         g.node("TopK", x, count, outputs=2, axis=axis, **g.some(largest=g.one_of((0, 1))))
         y = g.others[0]
     if g.chance(0.5):
@@ -440,46 +431,42 @@ def _largest(g: Drawing) -> None:
 def _batch_norm(g: Drawing, x: str | None = None) -> str:
     x = x or g.any(2, 5)
     c = g.shape(x)[1]
-    parts = [g.constant(g.numbers(c)) for _ in range(3)]
+    parts = [g.weight(c) for _ in range(3)]
     parts.append(g.constant(np.abs(g.numbers(c)) + np.asarray(0.1, g.dtype), plain=True))
     return g.node("BatchNormalization", x, *parts, **g.some(epsilon=g.one_of((1e-5, 1e-3))))
 
 
+NORMS = ("batch", "instance", "layer", "layer", "group", "rms", "mean", "lrn", "skip", "simplified")
+#: Norms over the axes from one on.
+OF_AXES = {
+    "layer": "LayerNormalization",
+    "rms": "RMSNormalization",
+    "simplified": "SimplifiedLayerNormalization",
+}
+
+
 def _norm(g: Drawing) -> None:
-    kind = g.one_of(
-        ("batch", "instance", "layer", "layer", "group", "rms", "mean", "lrn", "skip", "simplified")
-    )
+    kind = g.one_of(NORMS)
     epsilon = g.some(epsilon=g.one_of((1e-5, 1e-2)))
     if kind == "batch":
         _batch_norm(g)
     elif kind == "instance":
         x = g.any(3, 5)
         c = g.shape(x)[1]
-        g.node(
-            "InstanceNormalization",
-            x,
-            g.constant(g.numbers(c)),
-            g.constant(g.numbers(c)),
-            **epsilon,
-        )
-    elif kind in ("layer", "rms", "simplified"):
+        g.node("InstanceNormalization", x, g.weight(c), g.weight(c), **epsilon)
+    elif kind in OF_AXES:
         x = g.any(1, 4)
         axis = g.axis(g.rank(x)) if g.chance(0.6) else -1
         sizes = g.shape(x)[axis % g.rank(x) :]
-        bias = [g.constant(g.numbers(*sizes))] if kind == "layer" and g.chance(0.7) else []
-        name = {
-            "layer": "LayerNormalization",
-            "rms": "RMSNormalization",
-            "simplified": "SimplifiedLayerNormalization",
-        }[kind]
+        bias = [g.weight(*sizes)] if kind == "layer" and g.chance(0.7) else []
         more = {} if axis == -1 and g.chance(0.5) else {"axis": axis}
-        g.node(name, x, g.constant(g.numbers(*sizes)), *bias, **more, **epsilon)
+        g.node(OF_AXES[kind], x, g.weight(*sizes), *bias, **more, **epsilon)
     elif kind == "group":
         x = g.any(3, 5)
         c = g.shape(x)[1]
         groups = _groups(g, c)
         count = c if g.opset >= 21 else groups
-        scale = [g.constant(g.numbers(count)) for _ in range(2)]
+        scale = [g.weight(count) for _ in range(2)]
         g.node("GroupNormalization", x, *scale, num_groups=groups, **epsilon)
     elif kind == "mean":
         x = g.any(2, 4)
@@ -492,14 +479,8 @@ def _norm(g: Drawing) -> None:
     else:
         x = g.any(3, 3)
         width = g.shape(x)[-1]
-        g.node(
-            "SkipLayerNormalization",
-            x,
-            g.like(x),
-            *(g.constant(g.numbers(width)) for _ in range(g.one_of((1, 2, 3)))),
-            domain=MICROSOFT,
-            **epsilon,
-        )
+        inputs = [x, g.like(x), *(g.weight(width) for _ in range(g.one_of((1, 2, 3))))]
+        g.node("SkipLayerNormalization", *inputs, domain=MICROSOFT, **epsilon)
 
 
 def _written_norm(g: Drawing) -> None:
@@ -510,17 +491,15 @@ def _written_norm(g: Drawing) -> None:
     if g.chance(0.7):
         d = g.node("Sub", x, _reduced(g, "ReduceMean", x, axes, keepdims=1))
     square = g.node("Pow", d, g.constant(2.0)) if g.chance(0.6) else g.node("Mul", d, d)
-    spread = g.node(
-        "Sqrt", g.node("Add", _reduced(g, "ReduceMean", square, axes, keepdims=1), g.constant(1e-3))
-    )
-    y = (
-        g.node("Div", d, spread)
-        if g.chance(0.7)
-        else g.node("Mul", d, g.node("Reciprocal", spread))
-    )
-    y = g.node("Mul", y, g.constant(g.numbers(g.shape(x)[-1])))
+    mean = _reduced(g, "ReduceMean", square, axes, keepdims=1)
+    spread = g.node("Sqrt", g.node("Add", mean, g.constant(1e-3)))
     if g.chance(0.7):
-        g.node("Add", y, g.constant(g.numbers(g.shape(x)[-1])))
+        y = g.node("Div", d, spread)
+    else:
+        y = g.node("Mul", d, g.node("Reciprocal", spread))
+    y = g.node("Mul", y, g.weight(g.shape(x)[-1]))
+    if g.chance(0.7):
+        g.node("Add", y, g.weight(g.shape(x)[-1]))
 
 
 def _reshape(g: Drawing) -> None:
@@ -539,8 +518,8 @@ def _reshape(g: Drawing) -> None:
     elif kind == "zero" and shape:
         to = [0, -1, *([shape[-1]] if len(shape) > 2 else [])]
     elif kind == "data" and len(shape) > 1:
-        first = g.node("Gather", g.node("Shape", x), g.constant(np.array([0])))
-        g.node("Reshape", x, g.node("Concat", first, g.constant(np.array([-1])), axis=0))
+        first = g.node("Gather", g.node("Shape", x), g.constant([0]))
+        g.node("Reshape", x, g.node("Concat", first, g.constant([-1]), axis=0))
         return
     else:
         g.dice.shuffle(to)
@@ -549,24 +528,22 @@ def _reshape(g: Drawing) -> None:
     g.node("Reshape", x, g.constant(np.array(to, np.int64)))
 
 
+REAXED = ("Flatten", "Squeeze", "Unsqueeze", "Transpose", "Transpose", "Identity", "Dropout")
+
+
 def _reaxed(g: Drawing) -> None:
-    kind = g.one_of(
-        ("Flatten", "Squeeze", "Unsqueeze", "Transpose", "Transpose", "Identity", "Dropout")
-    )
+    kind = g.one_of(REAXED)
     x = g.any()
     rank = g.rank(x)
     if kind == "Flatten":
         g.node(kind, x, **g.some(axis=g.dice.randint(-rank, rank)))
     elif kind == "Squeeze":
-        axes = [
-            i - rank * g.one_of((0, 1))
-            for i, n in enumerate(g.shape(x))
-            if n == 1 and g.chance(0.7)
-        ]
-        g.node(kind, x, *([g.constant(np.array(axes))] if axes else []))
+        single = (i for i, n in enumerate(g.shape(x)) if n == 1 and g.chance(0.7))
+        axes = [i - rank * g.one_of((0, 1)) for i in single]
+        g.node(kind, x, *([g.constant(axes)] if axes else []))
     elif kind == "Unsqueeze":
         axes = g.dice.sample(range(rank + 1), 1) if g.chance(0.7) else [0, -1]
-        g.node(kind, x, g.constant(np.array(axes)))
+        g.node(kind, x, g.constant(axes))
     elif kind == "Transpose":
         g.node(kind, x, **g.some(perm=g.dice.sample(range(rank), rank)))
     else:
@@ -581,21 +558,13 @@ def _slice(g: Drawing) -> None:
     for axis in axes:
         n, step = shape[axis], g.one_of((1, 1, 1, 2, 3, -1, -2))
         start = g.dice.randint(0, max(n - 1, 0)) if step > 0 else g.one_of((n - 1, -1, 2**31 - 1))
-        stop = (
-            g.one_of((n, 2**31 - 1, 2**63 - 1, -1, n // 2 + 1))
-            if step > 0
-            else g.one_of((-(2**31), -n - 1, 0))
-        )
+        stops = (n, 2**31 - 1, 2**63 - 1, -1, n // 2 + 1) if step > 0 else (-(2**31), -n - 1, 0)
+        stop = g.one_of(stops)
         bounds.append((start, stop, step))
     columns = [g.constant(np.array(column, np.int64)) for column in zip(*bounds, strict=True)]
-    signed = g.constant(np.array([a - len(shape) * g.one_of((0, 1)) for a in axes]))
-    g.node(
-        "Slice",
-        x,
-        *columns[:2],
-        signed,
-        columns[2] if g.chance(0.8) or any(b[2] != 1 for b in bounds) else "",
-    )
+    signed = g.constant([a - len(shape) * g.one_of((0, 1)) for a in axes])
+    steps = columns[2] if g.chance(0.8) or any(b[2] != 1 for b in bounds) else ""
+    g.node("Slice", x, *columns[:2], signed, steps)
 
 
 def _split(g: Drawing) -> None:
@@ -606,7 +575,7 @@ def _split(g: Drawing) -> None:
     if g.chance(0.5):
         cuts = sorted(g.dice.sample(range(1, n), count - 1)) if n > 1 else []
         sizes = [b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-        first = g.node("Split", x, g.constant(np.array(sizes)), outputs=len(sizes), axis=axis)
+        first = g.node("Split", x, g.constant(sizes), outputs=len(sizes), axis=axis)
     elif g.opset >= 18:
         first = g.node("Split", x, outputs=count, num_outputs=count, axis=axis)
     else:
@@ -635,7 +604,7 @@ def _concat(g: Drawing) -> None:
             parts.append(other)
         else:
             shape[axis] = g.one_of((1, 2, 3, 4))
-            parts.append(g.constant(g.numbers(*shape)))
+            parts.append(g.weight(*shape))
     g.dice.shuffle(parts)
     g.node("Concat", *parts, axis=axis)
 
@@ -644,32 +613,25 @@ def _pad(g: Drawing) -> None:
     x = g.any()
     rank, shape = g.rank(x), g.shape(x)
     mode = g.one_of(("constant", "constant", "reflect", "edge", "wrap"))
-    chosen = (
-        g.dice.sample(range(rank), g.dice.randint(1, rank))
-        if g.opset >= 18 and g.chance(0.3)
-        else None
-    )
+    chosen = None
+    if g.opset >= 18 and g.chance(0.3):
+        chosen = g.dice.sample(range(rank), g.dice.randint(1, rank))
     axes = chosen or list(range(rank))
     most = [min(shape[a] - 1, 3) if mode != "constant" else 3 for a in axes]
     pads = [g.dice.randint(0, max(m, 0)) if g.chance(0.6) else 0 for m in (*most, *most)]
     if g.chance(0.15):
         pads = [-1 if g.chance(0.3) else p for p in pads]
     value = g.constant(g.dice.gauss(0, 1)) if g.chance(0.4) else ""
-    which = g.constant(np.array([a - rank * g.one_of((0, 1)) for a in axes])) if chosen else ""
-    g.node(
-        "Pad",
-        x,
-        g.constant(np.array(pads, np.int64)),
-        value,
-        which,
-        **g.some(mode=mode) if mode == "constant" else {"mode": mode},
-    )
+    which = g.constant([a - rank * g.one_of((0, 1)) for a in axes]) if chosen else ""
+    sizes = g.constant(pads)
+    more = g.some(mode=mode) if mode == "constant" else {"mode": mode}
+    g.node("Pad", x, sizes, value, which, **more)
 
 
 def _repeat(g: Drawing) -> None:
     x = g.any()
     if g.chance(0.5):
-        g.node("Tile", x, g.constant(np.array(g.ints((1, 1, 2, 3), g.rank(x)), np.int64)))
+        g.node("Tile", x, g.constant(g.ints((1, 1, 2, 3), g.rank(x))))
     else:
         to = [g.one_of((1, n, 3)) if n == 1 else g.one_of((1, n)) for n in g.shape(x)]
         to = [2, *to] if g.chance(0.2) and len(to) < 5 else to
@@ -684,12 +646,9 @@ def _gather(g: Drawing) -> None:
     if kind == "Gather":
         sizes = g.one_of(((), (1,), (3,), (2, 2)))
         indices = g.whole(-n, max(n, 1), *sizes, dtype=g.one_of((np.int64, np.int32)))
-        g.node(
-            kind,
-            x,
-            g.constant(indices) if g.chance(0.7) else g.input(indices),
-            **g.some(axis=axis) if axis in (0, -g.rank(x)) else {"axis": axis},
-        )
+        places = g.given(indices, 0.7)
+        more = g.some(axis=axis) if axis in (0, -g.rank(x)) else {"axis": axis}
+        g.node(kind, x, places, **more)
     elif kind == "GatherElements":
         g.node(kind, x, g.constant(g.whole(-n, max(n, 1), *g.shape(x))), axis=axis)
     else:
@@ -698,7 +657,7 @@ def _gather(g: Drawing) -> None:
             g.node(kind, x, g.constant(rows))
         else:
             rows = np.arange(min(2, g.shape(x)[0]))[:, None]
-            g.node(kind, x, g.constant(rows), g.constant(g.numbers(len(rows), *g.shape(x)[1:])))
+            g.node(kind, x, g.constant(rows), g.weight(len(rows), *g.shape(x)[1:]))
 
 
 def _space(g: Drawing) -> None:
@@ -730,10 +689,8 @@ def _resize(g: Drawing) -> None:
     roi, starts, ends = "", (), ()
     if coords == "tf_crop_and_resize":
         # ONNX Runtime does not look at the bounds of an axis whose size stays.
-        bounds = [
-            (0.1, 0.8) if int(n * s) != n else (0.0, 1.0)
-            for n, s in zip(shape, scales, strict=True)
-        ]
+        axes = zip(shape, scales, strict=True)
+        bounds = [(0.1, 0.8) if int(n * s) != n else (0.0, 1.0) for n, s in axes]
         starts, ends = zip(*bounds, strict=True)
         roi = g.constant(np.array([*starts, *ends], np.float32))
         more |= g.some(extrapolation_value=2.0)
@@ -744,10 +701,8 @@ def _resize(g: Drawing) -> None:
     if g.opset >= 18 and g.chance(0.3):
         more["axes"] = [rank - 2, rank - 1]
         more |= g.some(keep_aspect_ratio_policy=g.one_of(("stretch", "not_larger", "not_smaller")))
-        to, roi = (
-            to[-2:],
-            g.constant(np.array([*starts[-2:], *ends[-2:]], np.float32)) if roi else "",
-        )
+        to = to[-2:]
+        roi = g.constant(np.array([*starts[-2:], *ends[-2:]], np.float32)) if roi else ""
     g.node("Resize", x, roi, "", g.constant(np.array(to, np.int64)), **more)
 
 
@@ -759,9 +714,9 @@ def _matmul(g: Drawing) -> str:
     weight = g.numbers(*batch, k, n, scale=max(k, 1) ** -0.5)
     if g.chance(0.1):
         weight = weight[..., 0]
-    y = g.node("MatMul", x, g.constant(weight) if g.chance(0.7) else g.input(weight))
+    y = g.node("MatMul", x, g.given(weight, 0.7))
     if g.chance(0.5):
-        y = g.node("Add", *g.dice.sample([y, g.constant(g.numbers(n))], 2))
+        y = g.node("Add", *g.dice.sample([y, g.weight(n)], 2))
     return y
 
 
@@ -779,21 +734,17 @@ def _gemm(g: Drawing) -> None:
     n = g.one_of((1, 3, 4, 8, 10, m))
     other = int(g.chance(0.5))
     b = g.numbers(*((n, k) if other else (k, n)), scale=max(k, 1) ** -0.5)
-    inputs = [x, g.constant(b) if g.chance(0.8) else g.input(b)]
+    inputs = [x, g.given(b, 0.8)]
     if g.chance(0.8):
         shape = g.one_of(((n,), (n,), (1, n), (m, n), (m, 1), (1,), (), (1, 1)))
         c = g.numbers(*shape)
-        inputs.append(g.constant(c) if g.chance(0.8) else g.input(c))
+        inputs.append(g.given(c, 0.8))
     more = {"transA": 1} if turned else {}
     more |= {"transB": 1} if other else {}
-    y = g.node(
-        "Gemm",
-        *inputs,
-        **more,
-        **g.some(alpha=g.one_of((1.0, 0.5, -2.0)), beta=g.one_of((1.0, 0.0, 0.3))),
-    )
+    more |= g.some(alpha=g.one_of((1.0, 0.5, -2.0)), beta=g.one_of((1.0, 0.0, 0.3)))
+    y = g.node("Gemm", *inputs, **more)
     if g.chance(0.4):
-        g.node(g.one_of(("Mul", "Add", "Sub")), y, g.constant(g.numbers(n)))
+        g.node(g.one_of(("Mul", "Add", "Sub")), y, g.weight(n))
 
 
 def _einsum(g: Drawing) -> None:
@@ -802,14 +753,10 @@ def _einsum(g: Drawing) -> None:
     inputs = []
     for index, term in enumerate(equation.split("->")[0].split(",")):
         letters = term.replace("...", "")
-        x = (
-            g.any(len(term.replace("...", "xx")), len(term.replace("...", "xx")))
-            if not index
-            else None
-        )
-        if x is None or any(
-            sizes.get(c, n) != n for c, n in zip(letters, g.shape(x), strict=False)
-        ):
+        rank = len(term.replace("...", "xx"))
+        x = None if index else g.any(rank, rank)
+        shape = g.shape(x) if x else ()
+        if x is None or any(sizes.get(c, n) != n for c, n in zip(letters, shape, strict=False)):
             x = g.input(g.numbers(*(sizes.get(c) or g.one_of((1, 2, 3, 5)) for c in letters)))
         if "..." not in term:
             sizes |= dict(zip(letters, g.shape(x), strict=True))
@@ -854,25 +801,16 @@ def _dynamic_quantised(g: Drawing) -> None:
     weight = g.constant(g.whole(-127, 128, k, n, dtype=np.int8))
     scale = g.constant(np.array(0.01, np.float32), plain=True)
     if g.chance(0.3):
-        zero = [
-            g.constant(np.zeros((), np.int8)),
-            *([g.constant(g.numbers(n))] if g.chance(0.5) else []),
-        ]
-        g.node(
-            "DynamicQuantizeMatMul",
-            x,
-            weight,
-            scale,
-            *(zero if g.chance(0.5) else ()),
-            domain=MICROSOFT,
-        )
+        zero = [g.constant(np.zeros((), np.int8)), *([g.weight(n)] if g.chance(0.5) else [])]
+        inputs = [x, weight, scale, *(zero if g.chance(0.5) else ())]
+        g.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
         return
     q = g.node("DynamicQuantizeLinear", x, outputs=3)
     own, zero_point = g.others
     y = g.cast(g.node("MatMulInteger", q, weight, zero_point), np.float32)
     y = g.node("Mul", y, g.node("Mul", own, scale))
     if g.chance(0.5):
-        g.node("Add", y, g.constant(g.numbers(n)))
+        g.node("Add", y, g.weight(n))
 
 
 def _packed(g: Drawing) -> None:
@@ -889,17 +827,15 @@ def _packed(g: Drawing) -> None:
 
 def _tokens(g: Drawing, *, width: int, count: int | None = None, images: int | None = None) -> str:
     """(images, tokens, width)."""
-    fits = g.pick(
-        lambda v: (
-            v.ndim == 3
-            and v.shape[2] == width
-            and count in (None, v.shape[1])
-            and images in (None, v.shape[0])
-        )
-    )
-    return fits or g.input(
-        g.numbers(images or g.one_of((1, 1, 2)), count or g.one_of((1, 3, 5, 8)), width)
-    )
+
+    def fits(value: np.ndarray) -> bool:
+        wanted = zip((images, count, width), value.shape, strict=False)
+        return value.ndim == 3 and all(size in (None, own) for size, own in wanted)
+
+    if found := g.pick(fits):
+        return found
+    sizes = images or g.one_of((1, 1, 2)), count or g.one_of((1, 3, 5, 8))
+    return g.input(g.numbers(*sizes, width))
 
 
 def _attention(g: Drawing) -> None:
@@ -909,89 +845,74 @@ def _attention(g: Drawing) -> None:
     n, tokens, width = g.shape(x)
     keys = g.one_of((tokens, tokens, 4))
     k, v = (_tokens(g, width=width, count=keys, images=n) for _ in range(2))
-    form = g.one_of(("onnx", "onnx4", "multi", "packed", "group", "written"))
-    scale = g.some(scale=0.3)
-    if form == "onnx":
-        more = g.some(is_causal=g.one_of((0, 1)), softcap=g.one_of((0.0, 2.0)))
-        mask = [g.constant(g.numbers(tokens, keys))] if g.chance(0.3) else []
-        if mask and g.chance(0.4):
-            mask = [
-                g.constant(
-                    g.whole(0, 2, tokens, keys, dtype=np.bool_)
-                    | np.eye(tokens, keys, dtype=bool)
-                    | (np.arange(keys) == 0)
-                )
-            ]
-        g.node("Attention", x, k, v, *mask, q_num_heads=heads, kv_num_heads=heads, **more, **scale)
-    elif form == "onnx4":
-        q, k, v = (_by_head(g, each_of, heads, each) for each_of in (x, k, v))
-        past = [g.input(g.numbers(n, heads, 3, each)) for _ in range(2)] if g.chance(0.3) else []
-        stage = {"qk_matmul_output_mode": g.one_of((0, 1, 2, 3))} if g.chance(0.3) else {}
-        outputs = 4 if stage else 3 if past else 1
-        more = {**stage, **scale, **g.some(is_causal=g.one_of((0, 1)))}
-        g.node("Attention", q, k, v, *(("", *past) if past else ()), outputs=outputs, **more)
-    elif form == "multi":
-        bias = g.constant(g.numbers(3 * width)) if g.chance(0.4) else ""
-        padding = (
-            g.constant(
-                np.maximum(
-                    g.whole(0, 2, n, keys, dtype=np.int32), np.arange(keys, dtype=np.int32) == 0
-                )
-            )
-            if g.chance(0.3)
-            else ""
-        )
-        added = g.constant(g.numbers(1, heads, tokens, keys)) if g.chance(0.3) else ""
-        more = {"unidirectional": 1} if g.chance(0.2) and keys == tokens else {}
-        g.node(
-            "MultiHeadAttention",
-            x,
-            k,
-            v,
-            bias,
-            padding,
-            added,
-            domain=MICROSOFT,
-            num_heads=heads,
-            **scale,
-            **more,
-        )
-    elif form == "packed":
-        weight = g.constant(g.numbers(width, 3 * width, scale=width**-0.5))
-        more = {"unidirectional": 1} if g.chance(0.3) else {}
-        g.node(
-            "Attention",
-            x,
-            weight,
-            g.constant(g.numbers(3 * width)),
-            domain=MICROSOFT,
-            num_heads=heads,
-            **more,
-        )
-    elif form == "group":
-        _grouped(g, x, heads, each)
-    else:
-        q, k, v = (_by_head(g, each_of, heads, each) for each_of in (x, k, v))
-        s = g.node("MatMul", q, g.node("Transpose", k, perm=[0, 1, 3, 2]))
-        s = (
-            g.node("Mul", s, g.constant(each**-0.5))
-            if g.chance(0.5)
-            else g.node("Div", s, g.constant(each**0.5))
-        )
-        s = g.node("Add", s, g.constant(g.numbers(1, 1, tokens, keys))) if g.chance(0.3) else s
-        y = g.node(
-            "Transpose", g.node("MatMul", g.node("Softmax", s, axis=-1), v), perm=[0, 2, 1, 3]
-        )
-        g.node("Reshape", y, g.constant(np.array([n, tokens, width])))
+    form, scale = g.one_of(ATTENTION), g.some(scale=0.3)
+    form(g, (x, k, v), heads, each, scale)
+
+
+Operands: TypeAlias = tuple[str, str, str]
+Scale: TypeAlias = dict[str, float]
+
+
+def _of_onnx(g: Drawing, qkv: Operands, heads: int, _: int, scale: Scale) -> None:
+    tokens, keys = (g.shape(x)[1] for x in qkv[:2])
+    more = g.some(is_causal=g.one_of((0, 1)), softcap=g.one_of((0.0, 2.0)))
+    mask = [g.weight(tokens, keys)] if g.chance(0.3) else []
+    if mask and g.chance(0.4):
+        seen = g.whole(0, 2, tokens, keys, dtype=np.bool_) | np.eye(tokens, keys, dtype=bool)
+        mask = [g.constant(seen | (np.arange(keys) == 0))]
+    g.node("Attention", *qkv, *mask, q_num_heads=heads, kv_num_heads=heads, **more, **scale)
+
+
+def _of_four_axes(g: Drawing, qkv: Operands, heads: int, each: int, scale: Scale) -> None:
+    n = g.shape(qkv[0])[0]
+    parts = [_by_head(g, x, heads, each) for x in qkv]
+    past = [g.input(g.numbers(n, heads, 3, each)) for _ in range(2)] if g.chance(0.3) else []
+    stage = {"qk_matmul_output_mode": g.one_of((0, 1, 2, 3))} if g.chance(0.3) else {}
+    outputs = 4 if stage else 3 if past else 1
+    more = {**stage, **scale, **g.some(is_causal=g.one_of((0, 1)))}
+    g.node("Attention", *parts, *(("", *past) if past else ()), outputs=outputs, **more)
+
+
+def _multi_head(g: Drawing, qkv: Operands, heads: int, _: int, scale: Scale) -> None:
+    (n, tokens, width), keys = g.shape(qkv[0]), g.shape(qkv[1])[1]
+    inputs = [*qkv, g.weight(3 * width) if g.chance(0.4) else "", "", ""]
+    if g.chance(0.3):
+        padding = g.whole(0, 2, n, keys, dtype=np.int32)
+        first = np.arange(keys, dtype=np.int32) == 0
+        inputs[4] = g.constant(np.maximum(padding, first))
+    if g.chance(0.3):
+        inputs[5] = g.weight(1, heads, tokens, keys)
+    more = {"unidirectional": 1} if g.chance(0.2) and keys == tokens else {}
+    g.node("MultiHeadAttention", *inputs, domain=MICROSOFT, num_heads=heads, **scale, **more)
+
+
+def _packed_attention(g: Drawing, qkv: Operands, heads: int, _: int, scale: Scale) -> None:
+    width = g.shape(qkv[0])[2]
+    weight = g.weight(width, 3 * width, scale=width**-0.5)
+    more = {"unidirectional": 1} if g.chance(0.3) else {}
+    inputs = (qkv[0], weight, g.weight(3 * width))
+    g.node("Attention", *inputs, domain=MICROSOFT, num_heads=heads, **more)
+
+
+def _written_attention(g: Drawing, qkv: Operands, heads: int, each: int, scale: Scale) -> None:
+    (n, tokens, width), keys = g.shape(qkv[0]), g.shape(qkv[1])[1]
+    q, k, v = (_by_head(g, x, heads, each) for x in qkv)
+    s = g.node("MatMul", q, g.node("Transpose", k, perm=[0, 1, 3, 2]))
+    kind, factor = ("Mul", each**-0.5) if g.chance(0.5) else ("Div", each**0.5)
+    s = g.node(kind, s, g.constant(factor))
+    s = g.node("Add", s, g.weight(1, 1, tokens, keys)) if g.chance(0.3) else s
+    y = g.node("MatMul", g.node("Softmax", s, axis=-1), v)
+    g.node("Reshape", g.node("Transpose", y, perm=[0, 2, 1, 3]), g.constant([n, tokens, width]))
 
 
 def _by_head(g: Drawing, x: str, heads: int, each: int) -> str:
-    split = g.node("Reshape", x, g.constant(np.array([0, 0, heads, each])))
+    split = g.node("Reshape", x, g.constant([0, 0, heads, each]))
     return g.node("Transpose", split, perm=[0, 2, 1, 3])
 
 
-def _grouped(g: Drawing, x: str, heads: int, each: int) -> None:
-    n, tokens, _ = g.shape(x)
+def _grouped(g: Drawing, qkv: Operands, heads: int, each: int, _: Scale) -> None:
+    x = qkv[0]
+    n, tokens, _width = g.shape(x)
     shared = g.one_of([h for h in range(1, heads + 1) if heads % h == 0])
     k, v = (_tokens(g, width=shared * each, count=tokens, images=n) for _ in range(2))
     past = g.one_of((0, 0, 3)) if n == 1 else 0
@@ -1009,6 +930,9 @@ def _grouped(g: Drawing, x: str, heads: int, each: int) -> None:
     more |= {"num_heads": heads, "kv_num_heads": shared}
     inputs = (x, k, v, *caches, last, total, *tables)
     g.node("GroupQueryAttention", *inputs, domain=MICROSOFT, outputs=3, **more)
+
+
+ATTENTION = (_of_onnx, _of_four_axes, _multi_head, _packed_attention, _grouped, _written_attention)
 
 
 def _rotary(g: Drawing) -> None:
@@ -1033,8 +957,8 @@ def _recurrent(g: Drawing) -> None:
     kind, gates = g.one_of((("LSTM", 4), ("GRU", 3), ("RNN", 1)))
     way = g.one_of(("forward", "reverse", "bidirectional"))
     count = 2 if way == "bidirectional" else 1
-    weights = [g.constant(g.numbers(count, gates * hidden, k, scale=0.5)) for k in (size, hidden)]
-    bias = [g.constant(g.numbers(count, 2 * gates * hidden, scale=0.5))] if g.chance(0.5) else []
+    weights = [g.weight(count, gates * hidden, k, scale=0.5) for k in (size, hidden)]
+    bias = [g.weight(count, 2 * gates * hidden, scale=0.5)] if g.chance(0.5) else []
     more = g.some(linear_before_reset=1) if kind == "GRU" else {}
     g.node(kind, x, *weights, *bias, outputs=2, hidden_size=hidden, direction=way, **more)
 
@@ -1051,10 +975,8 @@ def _branch(g: Drawing) -> None:
     found = g.node("Greater", total, g.constant(0.0, plain=True))
     name = g.name()
     graphs = {}
-    for which, kind in (
-        ("then_branch", "Relu"),
-        ("else_branch", g.one_of(("Neg", "Sigmoid", "Identity"))),
-    ):
+    other = g.one_of(("Neg", "Sigmoid", "Identity"))
+    for which, kind in (("then_branch", "Relu"), ("else_branch", other)):
         inner = f"{name}.{which}"
         info = helper.make_tensor_value_info(inner, helper.np_dtype_to_tensor_dtype(g.dtype), None)
         graphs[which] = helper.make_graph([helper.make_node(kind, [x], [inner])], which, [], [info])
@@ -1071,26 +993,15 @@ def _made(g: Drawing) -> None:
         value = helper.make_tensor("v", helper.np_dtype_to_tensor_dtype(g.dtype), [1], [0.5])
         g.node("Add", x, g.node("ConstantOfShape", g.node("Shape", x), value=value))
     elif kind == "trilu":
-        g.node(
-            "Trilu",
-            x,
-            *([g.constant(np.array(g.one_of((-1, 0, 1))))] if g.chance(0.5) else []),
-            **g.some(upper=g.one_of((0, 1))),
-        )
+        shift = [g.constant(g.one_of((-1, 0, 1)))] if g.chance(0.5) else []
+        g.node("Trilu", x, *shift, **g.some(upper=g.one_of((0, 1))))
     elif kind == "range":
-        size = g.node("Gather", g.node("Shape", x), g.constant(np.array(-1)), axis=0)
-        row = g.cast(
-            g.node("Range", g.constant(np.array(0)), size, g.constant(np.array(1))), g.dtype
-        )
+        size = g.node("Gather", g.node("Shape", x), g.constant(-1), axis=0)
+        row = g.cast(g.node("Range", g.constant(0), size, g.constant(1)), g.dtype)
         g.node("Mul", x, row)
     elif kind == "onehot":
         found = g.node("ArgMax", x, axis=-1, keepdims=0)
-        g.node(
-            "OneHot",
-            found,
-            g.constant(np.array(g.shape(x)[-1])),
-            g.constant(np.array([0, 1], g.dtype)),
-        )
+        g.node("OneHot", found, g.constant(g.shape(x)[-1]), g.constant(np.array([0, 1], g.dtype)))
     else:
         g.node("EyeLike", g.any(2, 2), **g.some(k=g.one_of((-1, 0, 1))))
 
@@ -1101,9 +1012,9 @@ def _shared(g: Drawing) -> None:
     for _ in range(g.one_of((1, 2))):
         kind = g.one_of(("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Cast"))
         if kind == "Reshape":
-            g.node(kind, x, g.constant(np.array([-1])))
+            g.node(kind, x, g.constant([-1]))
         elif kind == "Unsqueeze":
-            g.node(kind, x, g.constant(np.array([0])))
+            g.node(kind, x, g.constant([0]))
         elif kind == "Cast":
             g.cast(x, g.dtype)
         else:
@@ -1115,22 +1026,16 @@ def _head(g: Drawing) -> None:
     """Boxes and scores of a detector."""
     x = g.image()
     c = g.shape(x)[1]
-    y = g.node("Conv", x, g.constant(g.numbers(12, c, 1, 1, scale=c**-0.5)))
+    y = g.node("Conv", x, g.weight(12, c, 1, 1, scale=c**-0.5))
     n, _, h, w = g.shape(y)
-    y = g.node(
-        "Transpose",
-        g.node("Reshape", y, g.constant(np.array([n, 2, 6, h, w]))),
-        perm=[0, 1, 3, 4, 2],
-    )
-    first = g.node(
-        "Split", g.node("Sigmoid", y), g.constant(np.array([2, 2, 2])), outputs=3, axis=-1
-    )
+    y = g.node("Transpose", g.node("Reshape", y, g.constant([n, 2, 6, h, w])), perm=[0, 1, 3, 4, 2])
+    first = g.node("Split", g.node("Sigmoid", y), g.constant([2, 2, 2]), outputs=3, axis=-1)
     second, third = g.others
     grid = g.constant(g.whole(0, 9, 1, 1, h, w, 2).astype(g.dtype))
     xy = g.node("Mul", g.node("Add", g.node("Mul", first, g.constant(2.0)), grid), g.constant(8.0))
     wh = g.node("Pow", g.node("Mul", second, g.constant(2.0)), g.constant(2.0))
     y = g.node("Concat", xy, wh, third, axis=-1)
-    g.node("Reshape", y, g.constant(np.array([n, -1, 6])))
+    g.node("Reshape", y, g.constant([n, -1, 6]))
 
 
 GROUPS: Mapping[str, tuple[Step, ...]] = {

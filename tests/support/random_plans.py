@@ -8,10 +8,10 @@ from random import Random
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Dim
 from codl.ir.plan import Chain, Plan, Sharing
+from codl.ir.records.soc import Soc
 from codl.ir.types import Element, Processor
 from codl.kernels import registry
 from codl.lower.partition import Shard, chain_outputs, cut
-from codl.records.soc import Soc
 
 RATIOS = (0.0, 0.2, 0.5, 0.7, 1.0)
 #: How many layers a chain has at most.

@@ -11,14 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
-from unittest import mock
 
 import numpy as np
 import onnx
 
-from codl import bundle
-from codl.boundary import boundary
-from codl.bundle.archive import (
+from codl.errors import CodlError, boundary
+from codl.files import own_or_shipped
+from codl.frontend import models
+from codl.frontend.convert import load_network
+from codl.ir.executable_json import encode
+from codl.ir.plan import load_plan
+from codl.ir.records import soc as socs
+from codl.jobs import bundle
+from codl.jobs.bundle.archive import (
     CONSTANTS,
     MANIFEST,
     Archive,
@@ -27,23 +32,14 @@ from codl.bundle.archive import (
     to_json,
     write_archive,
 )
-from codl.errors import CodlError
-from codl.evaluation.closeness import read_labels
-from codl.frontend import models
-from codl.frontend.convert import load_network
-from codl.frontend.models import builder
-from codl.ir.executable_json import encode
-from codl.ir.plan import load_plan
 from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.lower.lowering import lower
+from codl.machine.placement import Placement
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import read_npz
 from codl.predict import DEFAULT, FOLDER, features, model_set
-from codl.provenance import own_or_shipped
-from codl.records import soc as socs
-from codl.report.load import load_result
-from codl.runtime.placement import Placement
+from codl.report.results import load_result
 from codl_published.mapped_tables import load_mapping
 from codl_published.replay import Recording
 from support.executables import small_network, small_plan
@@ -53,15 +49,6 @@ from support.mutations import BYTES, TEXT, TREE, Maker
 from support.side_effects import watched
 from support.simulated import GEMM, SOC, write_dataset
 
-LAYERS = """
-inputs: [1, 3, 16, 12]
-layers:
-- {op: conv, channels: 8, kernel: 3, stride: 2, batch_norm: true, activation: relu}
-- {op: conv, name: b, channels: 8, kernel: 1}
-- {op: add, from: [conv1, b], activation: relu}
-- {op: fc, features: 10}
-outputs: [fc1, b]
-"""
 DEPLOYMENT = """
 models:
   small:
@@ -91,10 +78,7 @@ Make: TypeAlias = Callable[[Path], Subject]
 
 
 def _in_file(
-    path: Path,
-    seeds: Sequence[bytes],
-    makers: Sequence[Maker],
-    read: Callable[[Path], object],
+    path: Path, seeds: Sequence[bytes], makers: Sequence[Maker], read: Callable[[Path], object]
 ) -> Subject:
     """A reader of files, which does nothing else: it changes no file and runs nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +110,7 @@ def _text(name: str, seed: str, read: Callable[[Path], object]) -> Make:
 
 @boundary()  # where what libraries and the system raise is told
 def _load_model(path: Path) -> object:
-    """With weights of fewer bytes than there may be."""
-    with mock.patch.object(builder, "MOST_BYTES", 1 << 26):
-        return models.load(str(path))
+    return models.load(str(path))
 
 
 def _plans(folder: Path) -> Subject:
@@ -167,13 +149,6 @@ def _predictors(folder: Path) -> Subject:
                 stored.estimator.predict(stored.table(items, soc, tuning).values)
 
     return _in_file(folder / f"{DEFAULT}.json", [json.dumps(content).encode()], TREE, read)
-
-
-def _labels(folder: Path) -> Subject:
-    seed = b"cat.jpg 3\na dog.png 12\n"
-    return _in_file(
-        folder / "labels.txt", [seed], TEXT, lambda path: read_labels(path, ["cat.jpg"])
-    )
 
 
 def _models(folder: Path) -> Subject:
@@ -310,7 +285,6 @@ def _other_json(dice: random.Random, head: dict[str, Any]) -> dict[str, Any]:
 #: By the name of what they read.
 READERS: Mapping[str, Make] = {
     "models": _models,
-    "layers": _text("model.yaml", LAYERS, _load_model),
     "deployments": _deployments,
     "SoCs": _text("soc.yaml", SOC.to_yaml(), socs.read),
     "mappings": _text("map.yaml", MAPPING, lambda path: load_mapping(path, "x")),
@@ -322,5 +296,4 @@ READERS: Mapping[str, Make] = {
     "tunings": _tunings,
     "predictors": _predictors,
     "arrays": _arrays,
-    "labels": _labels,
 }

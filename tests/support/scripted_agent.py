@@ -18,11 +18,10 @@ from typing import Any
 
 import msgspec
 
-from codl.measure.batch import Emit, Measurement
-from codl.records.soc import Soc
-from codl.runtime import child
-from codl.runtime.hardware import CpuFacts
-from codl.targets import agent, local
+from codl.ir.records.soc import Soc
+from codl.machine.hardware import CpuFacts
+from codl.measure.tasks import Emit, Measurement
+from codl.targets import agent, child, local
 from codl.targets.install import build
 from codl.targets.measuring import Measure, MeasuredRow
 from codl.targets.requests import Facts, TargetInfo

@@ -4,7 +4,7 @@ when something is loaded or runs. Nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -15,12 +15,12 @@ import numpy as np
 
 from codl.ir import parse
 from codl.ir.executable import Executable
+from codl.ir.records.results import Latency, TimeSpan
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import LocalSoc, Placement
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.plan.cost_model import CostModel
-from codl.plan.price import StageTimes, predicted_spans, stage_times, walk
-from codl.records.results import Latency, TimeSpan
-from codl.runtime.placement import LocalSoc, Placement
+from codl.plan.price import StageTimes, predicted_timeline, stage_times, walk
 from codl.strategies.base import Context
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
@@ -38,7 +38,9 @@ class ScriptedTarget:
     `alone` and `shards` are by processor how many times as long as `truth` says nets and kernels
     take: of plans of one processor, and of split ones. `layers` is the standard deviation of a
     further log factor of each op. Everything takes `slower` times as long. These may change while
-    the device runs. `fails` raises for a plan that is to fail, before it is loaded.
+    the device runs. In the comparisons of the numbers `disturbed`, another program is at work in
+    the turns of plans compared before, which take 3 times as long. `fails` raises for a plan that
+    is to fail, before it is loaded.
     """
 
     truth: CostModel
@@ -46,6 +48,7 @@ class ScriptedTarget:
     shards: Mapping[str, float] = field(default_factory=dict)
     layers: float = 0.0
     slower: float = 1.0
+    disturbed: Collection[int] = ()
     fails: Any = None
     driver: str = "1.0"
     anchor: float = 1.0
@@ -54,6 +57,8 @@ class ScriptedTarget:
     loaded: list[Executable] = field(default_factory=list)
     ran_s: float = 0.0
     runs: int = 0
+    compared: int = 0
+    known: set[str] = field(default_factory=set)
 
     soc = LOCAL
     replays = None
@@ -81,6 +86,10 @@ class ScriptedTarget:
                     model.run()
             rounds += 1
         taken = {name: model.latency_ms for name, model in models.items()}
+        if self.compared in self.disturbed:
+            taken |= {name: 3 * taken[name] for name in self.known & set(taken)}
+        self.known |= set(taken)
+        self.compared += 1
         beside = () if anchors is None else (AnchorTime("op", "cpu", self.anchor),)
         latencies = {name: Latency(ms, ms, ms, rounds) for name, ms in taken.items()}
         return TimedTogether(latencies, anchors=beside)
@@ -166,7 +175,7 @@ class ScriptedModel:
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         self.run()
-        spans = [*predicted_spans(self.executable, self._times)]
+        spans = [x.span for x in predicted_timeline(self.executable, self._times)]
         if layers:
             slower, is_alone = self.target.slower, not any(s.kernels_ms for s in self._times)
             factors = self.target.alone if is_alone else self.target.shards

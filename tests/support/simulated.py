@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from codl.ir import Op, Shape, parse, split, to_text
+from codl.ir.records.soc import CpuSide, GpuSide, Soc
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Status
 from codl.measure.tasks import OpTask
 from codl.predict import features
-from codl.records.soc import CpuSide, GpuSide, Soc
 
 SOC = Soc(
     name="simulated",

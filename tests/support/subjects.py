@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from support.executable_fuzz import executables
+from support.executables import executables
 from support.frame_fuzz import frames, replies, requests
 from support.readers import READERS, Make
 

@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from codl.ir import parse
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
-from codl.records.soc import Soc
-from codl.runtime.host_handles import CpuNet, HostSession
-from codl.runtime.placement import LocalSoc, Placement
-from codl.runtime.threads import CoreObserver
+from codl.machine.placement import LocalSoc, Placement
+from codl.machine.threads import CoreObserver
+from codl.runtime.handles import CpuNet
+from codl.runtime.session import host_session
 from support.simulated import SOC
 
 #: How long a net is watched at least; at most, while fewer threads work than the placement says,
@@ -57,10 +58,12 @@ def watch(variant: str, soc: LocalSoc) -> tuple[int, list[int]]:
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
     weights = op.weights_of(lambda shape: np.ones(shape, np.float32))
     found = registry.find(op, variant, "cpu")
-    session = HostSession(pieces.net_alone([op], found, [weights], soc), soc)
+    executable = pieces.net_alone([op], found, [weights], soc)
+    session = host_session(executable, soc)
     session.run()
     observer, before, begin = CoreObserver(), dict(used_s()), perf_counter()
-    session.nets = [Watched(net, observer) for net in session.nets]
+    session._handles.nets = [Watched(net, observer) for net in session.nets]
+    session._actions = session._binder.bind(executable.commands)
     of_python = {thread.native_id for thread in threading.enumerate()} - {os.getpid()}
     workers: list[int] = []
     while (spent_s := perf_counter() - begin) < WATCHED_S or (

@@ -46,7 +46,7 @@ def install_to_train(serial: str, driver: str) -> None:
     detect = ["soc", "detect", "--serial", serial, "--name", SOC, "--no-measure"]
     codl(*detect, "--opencl-device", driver)
     given = ["--soc", SOC, "--serial", serial]
-    some = ("--shares", "0.5,1", "--samples", "40", "--no-tune")
+    some = ("--shares", "0.5,1", "--samples", "40")
     collected = codl("collect", *given, "--ops", MODEL, *some)
     assert (collected["failed"], collected["rows"] > 30) == (0, True)
     assert codl("train", "--soc", SOC, *PLANNED)["predictors"]

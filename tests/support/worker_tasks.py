@@ -9,9 +9,9 @@ from pathlib import Path
 
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.ir import parse
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.measure.op_runner import cpu_work
-from codl.records.soc import Soc
 from codl.registry import Registry
 
 #: Registries are per process: a plugin that was loaded in a worker is seen there alone.

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from support import adb as bridge
@@ -18,21 +17,18 @@ from support import python_builds
 from support.adb import Double, Server
 from support.adb_device import ALLOWED, ASKED, MODEL, TRAP
 from support.device_doubles import SteppingClock
-from support.wheels import wheel
 from support.whole_way import QUICK, check_table, codl, install_to_train, manifest
 
 from codl.errors import CodlWarning, DeviceError
 from codl.ir import parse
-from codl.measure.collector import collect
+from codl.machine.placement import LocalSoc
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import make_tasks
-from codl.runtime import cache
-from codl.runtime.placement import LocalSoc
 from codl.targets import adb, install
-from codl.targets.client import AgentLostError
 from codl.targets.connect import connect
+from codl.targets.connection import AgentLostError
 from codl.targets.device_shell import ShellError
-from codl.targets.remote import RemoteTarget
 
 pytestmark = [
     pytest.mark.device,
@@ -53,23 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def plug(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
-    """Starts doubles and connects them to the server, which codl's clients find."""
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(adb, "FOLDER", str(tmp_path / "phone" / "codl"))
-    doubles: list[Double] = []
-
-    def start(*options: str, name: str = "phone") -> Double:
-        own = {cache.VARIABLE: os.environ[cache.VARIABLE]}
-        doubles.append(Double(tmp_path / name, options, environment=own))
-        doubles[-1].start()
-        server.connect(doubles[-1])
-        return doubles[-1]
-
-    yield start
-    for double in doubles:
-        double.stop()
-        server.run("disconnect", double.serial)
+    with bridge.plugging(server, tmp_path, monkeypatch) as start:
+        yield start
 
 
 @pytest.fixture
@@ -98,33 +79,6 @@ def test_outputs_and_codes_are_apart(server: Server, plug: Plug) -> None:
     assert server.run("-s", serial, "shell", "getprop ro.product.model").stdout.strip() == (
         MODEL.encode()
     )
-
-
-def test_files_are_pushed_and_pulled(server: Server, plug: Plug, tmp_path: Path) -> None:
-    serial, here, there = plug().serial, tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    (here / "large").write_bytes(LARGE)
-    (here / "small").write_bytes(b"a\r\n")
-    assert server.run("-s", serial, "push", f"{here}/.", str(there)).returncode == 0
-    assert server.run("-s", serial, "pull", str(there), str(tmp_path / "back")).returncode == 0
-    for own in here.iterdir():
-        assert (tmp_path / "back" / own.name).read_bytes() == own.read_bytes()
-    failed = server.run("-s", serial, "pull", "/no/such", str(tmp_path))
-    assert failed.returncode == 1
-    assert b"'/no/such'" in failed.stdout + failed.stderr
-
-
-def test_a_program_that_does_not_read_holds_up_nobody_else(plug: Plug, tmp_path: Path) -> None:
-    shell, gate = adb.shell_of(plug().serial), tmp_path / "gate"
-    os.mkfifo(gate)
-    said: list[bytes] = []
-    waiting = ["sh", "-c", f"read line < {gate}; wc -c"]
-    slow = Thread(target=lambda: said.append(shell.run(waiting, stdin=LARGE)))
-    slow.start()
-    assert shell.run(["echo", "meanwhile"]) == b"meanwhile\n"
-    gate.write_text("now\n")
-    slow.join(60.0)
-    assert int(said[0]) == len(LARGE)
 
 
 def test_the_end_of_the_input_arrives(plug: Plug) -> None:
@@ -183,17 +137,6 @@ def test_an_android_that_is_too_old(plug: Plug) -> None:
         adb.shell_of(plug("--features", "cmd").serial).run(["true"])
 
 
-def test_a_dead_device_beside_another(phone: Double, plug: Plug) -> None:
-    other = plug(name="other")
-    with closing(connect(phone.serial)) as alive, closing(connect(other.serial)) as dead:
-        alive.describe()
-        other.stop()
-        with pytest.raises(AgentLostError, match=other.serial) as lost:
-            dead.describe()
-        assert lost.value.is_blameless
-        alive.describe()
-
-
 def test_an_answer_that_was_cut_is_none(phone: Double) -> None:
     shell = adb.shell_of(phone.serial)
     (phone.folder / TRAP).write_text("tomorrow")
@@ -208,20 +151,20 @@ def test_a_device_that_vanishes_in_the_middle_of_a_row(
 ) -> None:
     dataset, tasks = Dataset(tmp_path / "there"), make_tasks(OPS, first_soc, [0.5, 1.0])
     with closing(connect(phone.serial, first_soc)) as target:
-        collect(target, dataset, tasks[:2], rounds=QUICK)
+        Collection(target, dataset, tasks[:2], rounds=QUICK).run()
         (phone.folder / TRAP).write_text(word)
         reason = r"(The device went away|Plug it in again).* go on by --resume\.$"
         cut = pytest.raises(DeviceError, match=reason)
         with warnings.catch_warnings(), cut:
             warnings.simplefilter("ignore", CodlWarning)  # it is waited for, where it has worked
-            clock = SteppingClock()
-            collect(target, dataset, tasks, rounds=QUICK, resume=True, clock=clock)
+            waiting = SteppingClock().cooling(target.conditions)
+            Collection(target, dataset, tasks, rounds=QUICK, resume=True, cooling=waiting).run()
         phone.wait()
         with pytest.raises(DeviceError):
-            collect(target, dataset, tasks, rounds=QUICK, resume=True)
+            Collection(target, dataset, tasks, rounds=QUICK, resume=True).run()
         phone.start()
         server.connect(phone)
-        done = collect(target, dataset, tasks, rounds=QUICK, resume=True)
+        done = Collection(target, dataset, tasks, rounds=QUICK, resume=True).run()
     assert (done.left, done.failed) == (0, 0)
     for name, table in dataset.tables().items():
         rows = table.read()
@@ -240,26 +183,6 @@ def test_a_device_that_was_started_anew(server: Server, phone: Double) -> None:
         with pytest.raises(AgentLostError, match="was started anew"):
             target.describe()
         assert target.describe() == before
-
-
-def test_a_crash_is_no_cut(phone: Double) -> None:
-    shell = adb.shell_of(phone.serial)
-    command = shell.command(["sh", "-c", "kill -SEGV $$"])
-    with (
-        closing(RemoteTarget(phone.serial, command, fixes=shell.fixes, cuts=shell.cuts)) as target,
-        pytest.raises(AgentLostError, match="ended with code 139") as lost,
-    ):
-        target.describe()
-    assert not lost.value.is_blameless
-
-
-def test_an_agent_of_another_codl_is_refused(
-    phone: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("codl.targets.connect.build", lambda: "0123")
-    refused = rf"of another codl .*`codl agent install --serial {phone.serial}`"
-    with closing(connect(phone.serial)) as target, pytest.raises(AgentLostError, match=refused):
-        target.describe()
 
 
 def test_a_python_of_another_user(plug: Plug) -> None:
@@ -299,19 +222,3 @@ def test_a_phone_without_any_python(plug: Plug, tmp_path: Path) -> None:
     assert program.is_relative_to(adb.FOLDER)
     assert len(program.read_bytes()) < 4096  # made by codl, not this machine's
     assert set(first["checked"]["packages"].values()) == {None}
-
-
-def test_a_phone_that_is_full(plug: Plug, tmp_path: Path) -> None:
-    """A double whose folder takes the agent, and nothing of packages: none of it stays there."""
-    phone = plug()
-    folder = Path(adb.FOLDER)
-    folder.mkdir(parents=True)
-    (folder / "packages.zip.part").symlink_to("/dev/full")
-    wheel(tmp_path / "wheels", "ncnn", "1.2")
-    full = pytest.raises(
-        DeviceError, match=r"No space left on device\. Make room .*250 MB for packages"
-    )
-    with full:
-        bare = [sys.executable, "-S"]
-        install.install(adb.shell_of(phone.serial), bare, wheel_folder=tmp_path / "wheels")
-    assert sorted(path.name for path in folder.iterdir()) == [install.LAUNCHER, install.ARCHIVE]

@@ -12,18 +12,11 @@ from support.simulated import conv_tasks
 
 from codl.ir import to_text
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
+from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Rounds
-from codl.runtime.connection import FrameError
-from codl.targets.client import AgentLostError
-from codl.targets.measuring import (
-    MOST_LETTERS,
-    Arriving,
-    MeasuredRow,
-    Remaining,
-    check_anchors,
-    checked_row,
-)
+from codl.targets.connection import AgentLostError, FrameError
+from codl.targets.kernel_requests import Remaining
+from codl.targets.measuring import MOST_LETTERS, Arriving, MeasuredRow, check_anchors, checked_row
 
 TASKS = tuple(conv_tasks()[:3])
 BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})

@@ -13,30 +13,25 @@ from support.devices import here
 from support.whole_way import QUICK
 
 from codl.ir import parse
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure import batch as batches
+from codl.machine import cache
+from codl.machine.placement import LocalSoc
 from codl.measure import drift as anchors
-from codl.measure.collector import collect
+from codl.measure import runner
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
-from codl.records.soc import Soc
-from codl.runtime import cache
-from codl.runtime.placement import LocalSoc
 from codl.targets import compile_workers as ahead
-from codl.targets.compile_workers import (
-    MOST_ON_GPU,
-    CompileWorkers,
-    needs_kernels,
-    worker_count,
-)
+from codl.targets.compile_workers import MOST_ON_GPU, CompileWorkers, needs_kernels, worker_count
 from codl.targets.local import LocalTarget
 
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: A worker that dies of convolutions with an activation in one variant, as of a driver's failure.
 DYING = """
 import os
-from codl.measure.runner import Bench
+from codl.measure.runner import Bench, anchor_row
 compile = Bench.compile
 def deadly(self, task):
     if task.op.activation.kind == "relu" and task.variant == "gpu_direct":
@@ -59,7 +54,7 @@ def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
     for task in tasks:
         assert isinstance(task, OpTask)
         plan = registry.find(task.part, task.variant).plan(task.part, soc)  # type: ignore[arg-type]
-        found.append(programs.slot("binaries", plan).load() is not None)
+        found.append(programs.slot(plan).load() is not None)
     return found
 
 
@@ -90,7 +85,7 @@ def test_what_workers_die_of_is_a_failed_row(
     monkeypatch.setattr(anchors, "SCATTER", float("inf"))
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)
     with closing(LocalTarget(first_soc, workers=dying)) as target:
-        done = collect(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
+        done = Collection(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0)).run()
     assert done.left == 0
     rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
     assert [row.status for row in rows.values()].count("failed") == 1
@@ -139,9 +134,9 @@ class Once:
 def test_what_was_disturbed_is_kept_where_nothing_measures_it_again(
     first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches.BatchRunner, "_is_disturbed", lambda *args: True)
+    monkeypatch.setattr(runner.BatchRunner, "_is_disturbed", lambda *args: True)
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)[:3]
     rounds = replace(QUICK, span_s=1.0)
-    done = collect(LocalTarget(first_soc), dataset, tasks, rounds=rounds, chooser=Once())
+    done = Collection(LocalTarget(first_soc), dataset, tasks, rounds=rounds, chooser=Once()).run()
     assert (done.again, done.left, done.stopped) == (3, 0, "settled")
     assert done.rows == sum(len(task.tables) for task in tasks)

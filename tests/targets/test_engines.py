@@ -28,12 +28,13 @@ from codl.ir import Network, Op, parse
 from codl.ir.constants import array_digest
 from codl.ir.executable_json import encode as encode_executable
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Soc
+from codl.machine.placement import LocalSoc
 from codl.measure.timing import Effort
 from codl.plan.build_plan import default_plan
-from codl.records.soc import Soc
-from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
-from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.client import COMMAND, AgentClient
+from codl.targets.connection import AgentLostError
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import Load, LoadedModel, MissingArrays, Run
@@ -79,10 +80,7 @@ def plan_of(network: Network, soc: Soc) -> Plan:
 def test_an_engine_runs_on_every_target(target: Target, network: Network) -> None:
     soc, inputs = target.soc, image(network)
     plan = plan_of(network, soc)
-    with (
-        Engine(network, plan, target) as engine,
-        Engine(network, plan, here(soc)) as local,
-    ):
+    with Engine(network, plan, target) as engine, Engine(network, plan, here(soc)) as local:
         for name, expected in local(inputs).items():
             np.testing.assert_array_equal(engine(inputs)[name], expected)
         assert engine.executable.digest() == local.executable.digest()
@@ -134,10 +132,7 @@ def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Netw
     """Each of two engines its own, and not what it ran on last."""
     soc, given = target.soc, [image(network, seed) for seed in range(2)]
     plan = plan_of(network, soc)
-    with (
-        Engine(network, plan, target) as one,
-        Engine(network, plan, target) as other,
-    ):
+    with Engine(network, plan, target) as one, Engine(network, plan, target) as other:
         expected = [one(inputs) for inputs in given]
         one.feed(given[0])
         other.feed(given[1])

@@ -11,11 +11,11 @@ import pytest
 from support.executables import network_of, numbers
 from support.plans import make_plan
 
-from codl import plugins
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning, DeviceError
+from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
-from codl.runtime.placement import LocalSoc
+from codl.registry import VARIABLE
 from codl.targets.connect import connect
 from codl.targets.requests import Load, Run
 
@@ -41,7 +41,7 @@ def enqueue(self, queue, usual=BoundKernel.enqueue):
     return usual(self, queue)
 
 def run(self, usual=Session.run):
-    if {in_runs}:
+    if {in_runs} and self.executable.needs_gpu:
         fail()
     usual(self)
 
@@ -60,7 +60,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
         folder.mkdir()
         text = PLUGIN.format(fail=how, kernel=kernel, in_runs=in_runs)
         (folder / "__init__.py").write_text(text)
-        monkeypatch.setenv(plugins.VARIABLE, str(folder))
+        monkeypatch.setenv(VARIABLE, str(folder))
 
     return fail
 

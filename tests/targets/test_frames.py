@@ -11,7 +11,7 @@ import pytest
 from support.frame_fuzz import Ping, Pong, frames, frames_of, replies, requests
 from support.fuzzing import Subject, fuzz
 
-from codl.runtime.connection import (
+from codl.targets.connection import (
     HEAD,
     MAGIC,
     Connection,

@@ -18,10 +18,10 @@ from support.random_messages import WORDS, message
 
 from codl import errors
 from codl.errors import CodlError, DeviceError
-from codl.targets import adb, device_shell, wheels
+from codl.targets import adb, device_shell
+from codl.targets import install as agents
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import PURPOSES, AgentCheck, install
-from codl.targets.wheels import DevicePython, fetch_wheels
+from codl.targets.install import PURPOSES, AgentCheck, DevicePython, fetch_wheels, install
 
 #: Texts that are near to what `adb devices` prints.
 LISTS = st.lists(st.sampled_from(["R58M1", "\t", "device", "-s1", "offline", " ", "\n", "\x1b[2J"]))
@@ -43,7 +43,7 @@ def test_an_agent_answers_or_refuses_whatever_a_host_asks() -> None:
     assert found["Answered"] > len(EVERY)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.one_of(st.text(), LISTS.map("".join)))
 def test_what_adb_lists_is_serials_and_states(said: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def test_what_adb_lists_is_serials_and_states(said: str) -> None:
         assert not serial.startswith("-")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.binary(max_size=200))
 def test_a_shell_that_says_anything_is_no_device(said: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def test_what_a_device_says_of_its_python_reaches_pip_as_plain_words(
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, b"", b"")
 
-    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(agents.subprocess, "run", run)
     dice = random.Random(3)
     for _ in range(1000):
         said = message(dice, AgentCheck)

@@ -11,15 +11,14 @@ from typing import Any, ClassVar
 import pytest
 from support.simulated import SOC
 
-from codl import yaml_file
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
-from codl.records.soc import Soc
-from codl.runtime import placement, threads
-from codl.runtime.hardware import CpuFacts, cpu_facts
-from codl.runtime.placement import LocalSoc, Placement, require_local
-from codl.runtime.probe import ProbedDevice, ProbeResult
-from codl.runtime.threads import pinned_to
-from codl.targets import detect
+from codl.ir import yaml_file
+from codl.ir.records.soc import Soc
+from codl.machine import placement, threads
+from codl.machine.hardware import CpuFacts, cpu_facts
+from codl.machine.placement import LocalSoc, Placement, ProbedDevice, ProbeResult, require_local
+from codl.machine.threads import pinned_to
+from codl.targets import detect, placed
 from codl.targets.local import LocalTarget
 from codl.targets.requests import TargetInfo
 
@@ -39,12 +38,12 @@ def test_a_placement_comes_back_as_it_was_written(tmp_path: Path) -> None:
     file = CARD.save(path)
     assert file == tmp_path / "simulated.local.yaml"
     assert file.read_text().splitlines()[1:] == ["icd: nvidia", "cpu_cores:", f"- {CORE}"]
-    assert detect.load_local(path) == LocalSoc.of(SOC, CARD)
+    assert placed.load_local(path) == LocalSoc.of(SOC, CARD)
 
 
 def test_facts_say_nothing_of_the_place() -> None:
     here = LocalSoc.of(SOC, CARD)
-    elsewhere = LocalSoc.of(SOC, replace(CARD, cpu_cores=(7,), icd="another", priority="high"))
+    elsewhere = LocalSoc.of(SOC, replace(CARD, cpu_cores=(7,), icd="another"))
     assert here.to_dict() == elsewhere.to_dict() == SOC.to_dict()
     assert here.to_yaml() == SOC.to_yaml()
     assert here.facts == elsewhere.facts == SOC
@@ -61,7 +60,6 @@ BROKEN: list[tuple[str, type[Exception], str]] = [
     ("[icd", InvalidFileError, "not YAML"),
     ("- icd", InvalidFileError, r"top: expected object, got \['icd'\]"),
     ("", InvalidFileError, r"top: expected object, got None"),
-    (f"icd: a\ncpu_cores: [{CORE}]\npriority: urgent", InvalidFileError, "priority: must be of"),
     ("icd: a\ncpu_cores: [9999]", DeviceError, "wants the cores 9999, but 9999 are not there"),
     (f"icd: a\ncpu_cores: [{CORE}, {10**12}]", DeviceError, "are not there, or not for this"),
     (f"icd: a\ncpu_cores: [{CORE}, {CORE}]", DeviceError, "CPU side has a core twice"),
@@ -76,7 +74,7 @@ def test_a_placement_that_cannot_be_is_a_clear_error(
 ) -> None:
     path = written(HALVED, tmp_path, text)
     with pytest.raises(error, match=message) as caught:
-        detect.load_local(path)
+        placed.load_local(path)
     assert "simulated.local.yaml" in str(caught.value)
 
 
@@ -129,7 +127,7 @@ def test_without_a_file_the_device_is_looked_for(
     path = SOC.save(tmp_path / "simulated.yaml")
     probed(monkeypatch, device(name="another"), device(icd="the right one"))
     with pytest.warns(CodlWarning, match=r"no .*simulated.local.yaml.* `codl soc detect"):
-        found = detect.load_local(path)
+        found = placed.load_local(path)
     assert found.facts == SOC
     assert found.placement == Placement("the right one", cpu_facts().cores)
 
@@ -140,13 +138,13 @@ def test_a_device_that_is_not_here_is_named(
     path = SOC.save(tmp_path / "simulated.yaml")
     probed(monkeypatch, device(name="another"))
     with pytest.raises(DeviceError, match=r"device 'gpu' of 'none' is not here .*'another'"):
-        detect.load_local(path)
+        placed.load_local(path)
 
 
 def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
     replayed = replace(SOC, source="replayed")
     with pytest.raises(UnsupportedError, match="source: replayed"):
-        detect.load_local(replayed.save(tmp_path / "phone.yaml"))
+        placed.load_local(replayed.save(tmp_path / "phone.yaml"))
     with pytest.raises(UnsupportedError, match="source: replayed"):
         require_local(replayed)
     with pytest.raises(UnsupportedError, match=r"not known. `codl soc detect"):

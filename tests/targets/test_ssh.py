@@ -13,20 +13,14 @@ import onnxruntime
 import pytest
 from support import sshd
 from support.plans import make_plan
-from support.whole_way import (
-    MODEL,
-    QUICK,
-    SOC,
-    check_table,
-    codl,
-    install_to_train,
-    manifest,
-)
+from support.whole_way import MODEL, QUICK, SOC, check_table, codl, install_to_train, manifest
 
 from codl.errors import DeviceError
 from codl.frontend.convert import load_network
-from codl.measure.check_variants import task_of as check_task
-from codl.runtime.placement import LocalSoc
+from codl.ir import parse
+from codl.kernels import registry
+from codl.machine.placement import LocalSoc
+from codl.measure.check_variants import CheckTask
 from codl.targets import local, ssh
 from codl.targets.connect import connect
 
@@ -34,6 +28,8 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(sshd.SERVER is None, reason="there is no sshd here"),
 ]
+
+FC = parse("fc in=1x19x3x2 oc=21 act=relu")
 
 
 @dataclass(frozen=True)
@@ -79,22 +75,17 @@ def test_from_an_empty_board_to_a_table(board: Board) -> None:
 
 def test_facts_are_measured_there(board: Board, first_soc: LocalSoc) -> None:
     with closing(connect(board.serial)) as target:
-        (fact,) = target.measure_facts(
-            first_soc.placement.icd, first_soc.gpu.name, ["gpu.svm_atomics"]
-        )
+        fact = target.measure_atomics(first_soc.placement.icd, first_soc.gpu.name)
     assert (fact.key, type(fact.value)) == ("gpu.svm_atomics", bool)
 
 
 def test_what_the_doctor_asks_is_answered_there(board: Board, first_soc: LocalSoc) -> None:
     """Its checks are the host's: none of them is in the agent's file."""
-    tasks = [
-        check_task("fc in=1x19x3x2 oc=21 act=relu", name) for name in ("cpu_gemv", "gpu_direct")
-    ]
+    tasks = [CheckTask(FC, registry.find(FC, name)) for name in ("cpu_gemv", "gpu_direct")]
     with closing(connect(board.serial, first_soc)) as target, closing(connect("local")) as here:
         there = target.examine()
         assert (there.packages, there.cores) == (here.examine().packages, here.examine().cores)
         assert target.import_package("numpy") >= 0
-        assert target.pace(0.01)
         run = target.check_kernels(tasks)
     assert [(own.task.key, own.problem) for own in run.checked] == [(t.key, "") for t in tasks]
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 from support import sshd
-from support.device_doubles import BOARD, DeviceDouble, SteppingClock, keys, wanted
+from support.device_doubles import BOARD, SteppingClock, keys, wanted
 from support.simulated import conv_tasks
 
 from codl.errors import CodlWarning, DeviceError
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import MeasureBatch
-from codl.measure.collector import Collected, collect
+from codl.measure.collector import Collected, Collection
 from codl.measure.dataset import Dataset
+from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Rounds
 from codl.targets import ssh
-from codl.targets.client import AgentLostError
 from codl.targets.connect import connect
+from codl.targets.connection import AgentLostError
 from codl.targets.install import ARCHIVE, LAUNCH, LAUNCHER
 from codl.targets.measuring import Arriving, Measure
 from codl.targets.remote import RemoteTarget
@@ -102,6 +102,11 @@ def after_rows(count: int, do: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arriving, "on_event", listening)
 
 
+def collected(target: RemoteTarget, dataset: Dataset, clock: SteppingClock) -> Collected:
+    cooling = clock.cooling(target.conditions)
+    return Collection(target, dataset, TASKS, rounds=QUICK, cooling=cooling).run()
+
+
 def is_there(pid: int) -> bool:
     """Whether a process is at work, and not only waited for."""
     try:
@@ -121,10 +126,10 @@ def until_gone(pid: int) -> None:
 def test_an_agent_that_goes_wrong_costs_no_row(board: Board, dataset: Dataset, fault: str) -> None:
     board.breaks(fault)
     with closing(board.target()) as target:
-        done = collect(target, dataset, TASKS, rounds=QUICK)
+        done = Collection(target, dataset, TASKS, rounds=QUICK).run()
         check(dataset, done)
         assert target.agent.generation == 2
-    assert done.devices[0].lost == 1
+    assert done.lost == 1
 
 
 def test_a_crash_is_told_from_a_cut(board: Board) -> None:
@@ -155,11 +160,11 @@ def test_a_device_that_does_not_come_back_in_mid_row_is_gone_on_with_later(
             pytest.warns(CodlWarning, match="is tried again"),
             pytest.raises(DeviceError, match=reason),
         ):
-            collect(target, dataset, TASKS, rounds=QUICK, clock=SteppingClock())
+            collected(target, dataset, SteppingClock())
         kept = keys(dataset)
         assert len(kept) >= 3
         board.server.start()
-        done = collect(target, dataset, TASKS, rounds=QUICK, resume=True)
+        done = Collection(target, dataset, TASKS, rounds=QUICK, resume=True).run()
     assert (done.left, done.failed) == (0, 0)
     assert keys(dataset) == wanted(TASKS)
     assert [key for key in keys(dataset) if key in kept] == kept
@@ -180,9 +185,9 @@ def test_a_connection_that_is_cut_mid_row_costs_none(
             os.kill(pid, signal.SIGKILL)
 
         after_rows(3, cut, monkeypatch)
-        done = collect(target, dataset, TASKS, rounds=QUICK, clock=SteppingClock())
+        done = collected(target, dataset, SteppingClock())
     check(dataset, done)
-    assert done.devices[0].lost == 1
+    assert done.lost == 1
 
 
 def test_a_device_that_reboots_is_waited_for(
@@ -191,27 +196,20 @@ def test_a_device_that_reboots_is_waited_for(
     """The server goes with its sessions, and comes back at the same port."""
     board.breaks("none")
 
-    class Rebooting:
-        """Time passes when it is waited for; the device is back after the second time."""
+    class Rebooting(SteppingClock):
+        """The device is back after the second pause."""
 
-        now_s, waits = 0.0, 0
-
-        def now(self) -> float:
-            return self.now_s
-
-        def wait(self, jobs: Any, seconds: float | None) -> None:
-            if not jobs:
-                self.now_s += seconds or 0.0
-                self.waits += 1
-                if self.waits == 2:
-                    board.server.start()
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if len(self.waits) == 2:
+                board.server.start()
 
     clock = Rebooting()
     after_rows(3, board.server.stop, monkeypatch)
     with closing(board.target()) as target, pytest.warns(CodlWarning, match="is tried again"):
-        done = collect(target, dataset, TASKS, rounds=QUICK, clock=clock)
+        done = collected(target, dataset, clock)
     check(dataset, done)
-    assert clock.waits == 2
+    assert len(clock.waits) == 2
     assert len(dataset.manifest()["runs"]) == 1
 
 
@@ -241,27 +239,6 @@ def test_a_kernel_that_hangs_is_ended_on_both_sides(
         assert result.has_hung
         assert len(result.measurements) == 2
         until_gone(board.agent)
-
-
-def test_of_two_devices_one_is_dead(board: Board, dataset: Dataset) -> None:
-    board.breaks("none")
-    dead = board.server.serial.rpartition(":")[0] + ":1"
-    with (
-        closing(board.target()) as target,
-        closing(connect(dead, BOARD)) as other,
-        pytest.warns(CodlWarning, match=rf"Is an ssh server .*'{dead}' is tried again"),
-    ):
-        done = collect([other, target], dataset, TASKS, rounds=QUICK)
-    check(dataset, done)
-
-
-def test_a_device_over_ssh_and_another_share_the_work(board: Board, dataset: Dataset) -> None:
-    board.breaks("none")
-    with closing(board.target()) as target:
-        done = collect([target, DeviceDouble("other", 2.0)], dataset, TASKS, rounds=QUICK)
-    check(dataset, done)
-    serials = {run["serial"] for run in dataset.manifest()["runs"].values()}
-    assert serials <= {board.server.serial, "other"}
 
 
 def test_an_agent_of_another_version_says_what_to_do(board: Board) -> None:

@@ -23,32 +23,24 @@ from support.whole_way import QUICK
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.measure.collector import collect
+from codl.machine.placement import ProbeResult
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.tuner import tune_tasks
-from codl.records.soc import Soc
 from codl.registry import rolled_back
-from codl.runtime.child import Child
-from codl.runtime.connection import Connection, FrameError
-from codl.runtime.probe import ProbeResult
 from codl.targets.agent import Agent
 from codl.targets.base import Target
-from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.client import COMMAND, AgentClient
 from codl.targets.connect import Transport, connect, register, transport_of
+from codl.targets.connection import AgentLostError, Connection, FrameError
 from codl.targets.local import LocalTarget
 from codl.targets.measuring import Arriving
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import FACT_TYPES, Begin, Facts, Probe, Run
-from codl.targets.wire import (
-    Failed,
-    Hello,
-    RequestMessage,
-    Response,
-    form_of,
-    form_of_request,
-)
+from codl.targets.wire import Failed, Hello, RequestMessage, Response, form_of, form_of_request
 
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: An agent in which convolutions with an activation take the process down in one variant.
@@ -67,9 +59,9 @@ main(0.0)
 #: The same while they are timed, when all tasks of a batch take turns.
 DYING_LATER = """
 import os
-from codl.measure import batch
-measure = batch.timing.measure
-prepare = batch.Bench.prepare
+from codl.measure import runner
+measure = runner.timing.measure
+prepare = runner.Bench.prepare
 ready = []
 def noted(self, task):
     ready.append(task)
@@ -79,8 +71,8 @@ def deadly(timed, rounds, is_disturbed, **options):
         os.abort()
     ready.clear()
     measure(timed, rounds, is_disturbed, **options)
-batch.Bench.prepare = noted
-batch.timing.measure = deadly
+runner.Bench.prepare = noted
+runner.timing.measure = deadly
 from codl.targets.agent import main
 main(0.0)
 """
@@ -134,17 +126,9 @@ def test_choices_are_tuned(target: Target) -> None:
     assert kept == list(run.results)
     assert kept[0].trials
     assert (steps, run.left) == ([1], 0)
-    again = target.tune(tasks, Tuning.of(kept, target.soc), keep=kept.append)
+    again = target.tune(tasks, Tuning.of(kept), keep=kept.append)
     assert [result.key for result in again.known] == [tasks[0].key]
     assert len(kept) == 1
-
-
-def test_power_needs_a_sensor(target: Target) -> None:
-    if target.describe().sensors:
-        assert target.power(0.5).idle > 0
-    else:
-        with pytest.raises(DeviceError, match="no energy sensor"):
-            target.power(0.5)
 
 
 @pytest.fixture
@@ -175,7 +159,7 @@ def test_a_kill_in_the_middle_of_a_row_loses_none(
 
     monkeypatch.setattr(Arriving, "on_event", kill)
     dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(process.soc)
-    done = collect(process, dataset, tasks, rounds=QUICK)
+    done = Collection(process, dataset, tasks, rounds=QUICK).run()
     assert killed
     assert done.left == 0
     rows = [row for table in dataset.tables().values() for row in table.read()]
@@ -183,8 +167,7 @@ def test_a_kill_in_the_middle_of_a_row_loses_none(
         rows
     )
     assert not [row for row in rows if row.status == "failed"]
-    (device,) = done.devices
-    assert (device.lost, device.state) == (1, "idle")
+    assert done.lost == 1
 
 
 @pytest.mark.parametrize("program", [DYING, DYING_LATER], ids=["built", "timed"])
@@ -193,7 +176,7 @@ def test_what_takes_an_agent_down_is_one_failed_row(
 ) -> None:
     dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(first_soc)
     with closing(RemoteTarget("dying", [sys.executable, "-c", program], first_soc)) as target:
-        done = collect(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
+        done = Collection(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0)).run()
     assert (done.left, done.failed) == (0, 1)
     rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
     (failed,) = (row for row in rows.values() if row.status == "failed")
@@ -208,7 +191,9 @@ def test_an_agent_that_cannot_begin_says_so(first_soc: Soc, tmp_path: Path) -> N
         with pytest.raises(AgentLostError, match=message):
             target.describe()
         with pytest.raises(DeviceError, match=message):
-            collect(target, Dataset.of("test", tmp_path), gpu_tasks(first_soc), rounds=QUICK)
+            Collection(
+                target, Dataset.of("test", tmp_path), gpu_tasks(first_soc), rounds=QUICK
+            ).run()
 
 
 def test_an_agent_that_hangs_is_ended_and_the_next_call_works(
@@ -355,11 +340,6 @@ def test_every_method_of_a_target_is_implemented() -> None:
     own = {"load", "load_on_cpu", "binaries", "start_peer", "time", "fresh", "ask", "close"}
     for target in (LocalTarget, RemoteTarget):
         assert own <= {*vars(target)}
-
-
-def test_a_child_that_is_closed_ends_by_itself() -> None:
-    child = Child([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(7)"])
-    assert child.close() == 7
 
 
 def test_a_transport_goes_before_phones_whose_serials_may_be_almost_anything() -> None:

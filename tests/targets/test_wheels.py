@@ -14,8 +14,7 @@ from support.wheels import wheel
 from codl.errors import DeviceError
 from codl.targets import agent_archive
 from codl.targets.device_shell import DeviceShell
-from codl.targets.install import ARCHIVE, install
-from codl.targets.wheels import DevicePython, fetch_wheels, packed_wheels
+from codl.targets.install import ARCHIVE, DevicePython, fetch_wheels, install, packed_wheels
 
 #: A Python of this machine that sees no packages, as on a device that has none.
 BARE = [sys.executable, "-S"]

@@ -14,13 +14,12 @@ from support.whole_way import QUICK
 from codl.errors import CodlError
 from codl.ir import parse
 from codl.ir.executable import Executable
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
-from codl.measure.batch import MeasureBatch
 from codl.measure.op_runner import filler
-from codl.measure.tasks import OpTask, make_tasks
-from codl.records.soc import Soc
+from codl.measure.tasks import MeasureBatch, OpTask, make_tasks
 from codl.runtime.drivers import BINDING
 from codl.targets.client import COMMAND
 from codl.targets.connect import connect
@@ -85,11 +84,6 @@ def test_both_are_measured_without_pyopencl(without: Without) -> None:
 def test_the_machine_is_described(package: str, without: Without) -> None:
     with closing(connect("local")) as here:
         assert without(package).describe() == here.describe()
-
-
-def test_drivers_are_looked_at_without_ncnn(without: Without, first_soc: Soc) -> None:
-    devices = [device for result in without("ncnn").probe() for device in result.devices]
-    assert first_soc.gpu.name in {device.name for device in devices}
 
 
 def test_pyopencl_that_is_asked_for_is_missed(

@@ -1,8 +1,25 @@
-"""What each ONNX node means: converters to operators, one module a family.
+"""Converters of ONNX nodes to operators, one module for each family.
 
-Importing this package imports every module in it, and each adds its own to `base.CONVERTERS`.
+Each module adds to `base.CONVERTERS`. Some are imported when a model has their nodes.
 """
 
-from codl.registry import import_modules
+from codl.frontend.converters import elementwise, matmul, movement, windows
+from codl.frontend.converters.base import CONVERTERS
 
-import_modules(__name__)
+__all__ = ["elementwise", "matmul", "movement", "windows"]
+
+#: ONNX nodes of modules that few convolutional networks need.
+NODES = {
+    "reductions": (
+        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Softmax", "LogSoftmax"),
+        *("BatchNormalization", "LayerNormalization", "RMSNormalization"),
+        *("SimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization"),
+        "Attention",
+    ),
+    "resize": ("Resize", "Upsample"),
+}
+
+for module, nodes in NODES.items():
+    for node in nodes:
+        CONVERTERS.add_lazy(node, f"{__name__}.{module}")

@@ -1,9 +1,8 @@
-"""Activations, which fuse into the op before them, and element-wise operators."""
+"""Converters of activations, which fuse into the op before, and element-wise operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -12,21 +11,23 @@ from codl.frontend.converters.base import (
     CONVERTERS,
     ConvertedOp,
     Converter,
+    Operand,
+    Steps,
     attribute,
     constant_input,
     converts,
     number,
+    unsupported,
 )
-from codl.frontend.converters.steps import Operand, Steps
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.region import as_nchw
 
-#: A kind of activation or a mode of `Eltwise`, and the node's attributes that are its parameters.
+#: An activation's kind or a mode of `Eltwise`, with parameters: attributes by default value.
 Function: TypeAlias = tuple[str, Mapping[str, float]]
-#: Functions that the op before may compute too.
+#: Functions that the op before may fuse.
 ACTIVATIONS: Mapping[str, Function] = {
     "Elu": ("elu", {"alpha": 1.0}),
     "Erf": ("erf", {}),
@@ -37,9 +38,6 @@ ACTIVATIONS: Mapping[str, Function] = {
     "Sigmoid": ("sigmoid", {}),
     "Silu": ("silu", {}),
     "Tanh": ("tanh", {}),
-    # One with a bias is an addition and this; see `codl.frontend.graph.expansions`.
-    "com.microsoft.FastGelu": ("gelu_tanh", {}),
-    "com.microsoft.Gelu": ("gelu", {}),
 }
 PLAIN = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Exp"),
@@ -62,11 +60,11 @@ Activate: TypeAlias = Callable[[Graph, Node], Activation]
 
 
 def activates(*types: str, parameters: tuple[int, ...] = ()) -> Callable[[Activate], Activate]:
-    """Decorator: nodes of these types are the activation that the function returns."""
+    """Decorator: the function returns the activation of nodes of these types."""
 
     def register(activation: Activate) -> Activate:
         def alone(graph: Graph, node: Node) -> list[ConvertedOp]:
-            """Where no op before can take it in."""
+            """An activation of its own, where no op before can fuse it."""
             shape = as_nchw(graph.shapes[node.inputs[0]])
             op = Eltwise(inputs=(shape,), mode="identity", activation=activation(graph, node))
             return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
@@ -82,7 +80,10 @@ def activates(*types: str, parameters: tuple[int, ...] = ()) -> Callable[[Activa
 @activates(*ACTIVATIONS)
 def _activation(graph: Graph, node: Node) -> Activation:
     kind, parameters = ACTIVATIONS[node.type]
-    return Activation(kind, *_values(node, parameters))
+    values = _values(node, parameters)
+    if kind == "hard_sigmoid" and values[0] < 0:
+        raise unsupported(node, f"ncnn takes alpha for at least 0, got {values[0]}.")
+    return Activation(kind, *values)
 
 
 def _values(node: Node, parameters: Mapping[str, float]) -> list[float]:
@@ -91,7 +92,7 @@ def _values(node: Node, parameters: Mapping[str, float]) -> list[float]:
 
 @activates("Clip", parameters=(1, 2))
 def _clip(graph: Graph, node: Node) -> Activation:
-    """Bounds are attributes up to opset 6 and inputs after it."""
+    """Bounds are attributes up to opset 6, then inputs."""
     low = constant_input(graph, node, 1, attribute(node, "min", -np.inf))
     high = constant_input(graph, node, 2, attribute(node, "max", np.inf))
     limit = float(np.finfo(np.float32).max)
@@ -120,7 +121,7 @@ def _binary(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 
 def _combined(steps: Steps, mode: str, end: str) -> Operand:
-    """All inputs of a node, from left to right where there are more than two."""
+    """A node's inputs combined from left to right."""
     first, *others = map(steps.operand, steps.node.inputs)
     if not others:
         return steps.function("identity", first, end)
@@ -132,24 +133,20 @@ def _combined(steps: Steps, mode: str, end: str) -> Operand:
 
 @converts("Mean")
 def _mean(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """The sum, times one over the number of inputs."""
     steps = Steps(graph, node)
     total = _combined(steps, "add", "total")
     steps.combine("mul", total, Operand.number(1 / len(node.inputs)))
     return steps.made
 
 
-def _swish(graph: Graph, node: Node, usual: float) -> list[ConvertedOp]:
+@converts("Swish")
+def _swish(graph: Graph, node: Node) -> list[ConvertedOp]:
     """x * sigmoid(alpha * x), as a SiLU of alpha * x."""
     steps = Steps(graph, node)
-    alpha = number(attribute(node, "alpha", usual))
+    alpha = number(attribute(node, "alpha", 1.0))
     word = "" if alpha == 1 else "inner"
     inner = steps.combine("mul", steps.operand(node.inputs[0]), Operand.number(alpha), word)
     steps.activate(Activation("silu"))
     if alpha != 1:
         steps.combine("mul", inner, Operand.number(1 / alpha))
     return steps.made
-
-
-converts("Swish")(partial(_swish, usual=1.0))
-converts("com.microsoft.QuickGelu")(partial(_swish, usual=1.702))

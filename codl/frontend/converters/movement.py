@@ -1,4 +1,4 @@
-"""What moves elements: transposes, slices, pads, concatenation, gathering and their like."""
+"""Converters of ops that move elements: transposes, slices, pads, concatenation, gathering."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from codl.frontend.converters.base import (
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Op
-from codl.ir.ops.concat import Concat, ConcatNd, Gather
-from codl.ir.ops.movement import PadNd, Reshape, SliceNd, TileNd, Transpose
+from codl.ir.ops.movement import (
+    Concat,
+    ConcatNd,
+    Gather,
+    PadNd,
+    Reshape,
+    SliceNd,
+    TileNd,
+    Transpose,
+)
 from codl.ir.ops.nd import Sizes
 from codl.ir.region import as_nchw
 
@@ -27,7 +35,6 @@ def _sizes(graph: Graph, node: Node, index: int = 0) -> Sizes:
 
 
 def _step(node: Node, op: Op, output: int = 0) -> ConvertedOp:
-    """A step that takes the node's first input."""
     return ConvertedOp(op, node.inputs[:1], node.outputs[output])
 
 
@@ -40,7 +47,7 @@ def _reshape(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Transpose")
 def _transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """`axes` comes from a reshape before the node that a pass has merged with it."""
+    """A transpose; the attribute `axes` is from a merged reshape in front of the node."""
     shape = _sizes(graph, node)
     axes = ints(attribute(node, "axes", shape))
     perm = ints(attribute(node, "perm", tuple(reversed(range(len(axes))))))
@@ -78,7 +85,7 @@ def _space_to_depth(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Slice", parameters=(1, 2, 3, 4))
 def _slice(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Bounds as Python has them; one beyond an end means that end."""
+    """A slice with Python's bounds, clipped to the axis."""
     shape = _sizes(graph, node)
     first = ints(parameter(graph, node, "starts", 1))
     last = ints(parameter(graph, node, "ends", 2))
@@ -94,7 +101,6 @@ def _slice(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Split", parameters=(1,))
 def _split(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """One slice for every output that is named."""
     shape = _sizes(graph, node)
     axis = int(attribute(node, "axis", 0)) % len(shape)
     steps, start = [], 0
@@ -111,7 +117,6 @@ def _split(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Pad", parameters=(1, 2, 3))
 def _pad(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Pads of some axes or of all."""
     shape = _sizes(graph, node)
     pads = ints(parameter(graph, node, "pads", 1))
     value = float(np.asarray(parameter(graph, node, "value", 2, 0.0)).reshape(-1)[0])
@@ -128,7 +133,7 @@ def _pad(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 
 def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[ConvertedOp]:
-    """The input under `shape`, repeated along every axis."""
+    """The input under `shape`, repeated along each axis."""
     return [_step(node, TileNd(shapes=(shape,), repeats=repeats))]
 
 
@@ -146,7 +151,7 @@ def _expand(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("Concat")
 def _concat(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Along the channels of images in blocks of channels; otherwise as rows."""
+    """Concatenation: of channels for images, otherwise of any axis."""
     shapes = tuple(_sizes(graph, node, index) for index in range(len(node.inputs)))
     axis = int(attribute(node, "axis", 1)) % len(shapes[0])
     if len(shapes[0]) == 4 and axis == 1:

@@ -1,32 +1,35 @@
-"""Reductions, softmax and norms, of any axes."""
+"""Converters of reductions, softmax, norms and attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+from onnx import TensorProto
 
 from codl.frontend.converters.base import (
     ConvertedOp,
+    Operand,
+    Steps,
     attribute,
     between,
+    constant_input,
     converts,
     has_input,
     ints,
     number,
     parameter,
+    seen,
     unsupported,
 )
-from codl.frontend.converters.steps import Operand, Steps, seen
 from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.patterns import SPELLED_OUT, attention_op
 from codl.ir.onnx_node import Node
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.nd import Sizes
-from codl.ir.ops.norm import Channels, Norm
-from codl.ir.ops.pooling import Pool2d
-from codl.ir.ops.reductions import Reduce, Softmax
-from codl.ir.ops.window import Size2
+from codl.ir.ops.reductions import Channels, Norm, Reduce, Softmax
+from codl.ir.ops.window import Pool2d, Size2
 from codl.ir.region import as_nchw
 
 #: Reductions and their modes.
@@ -42,43 +45,21 @@ MODES: Mapping[str, str] = {
     "ReduceSum": "sum",
     "ReduceSumSquare": "sum_square",
 }
-#: The mode of the first of several reductions, and of all others but the last, where it is another.
-FIRST = {"log_sum": "sum"}
-LATER = {"sum_square": "sum", "log_sum": "sum"}
-LAST = {"sum_square": "sum"}
-#: Reductions of whole images are poolings, which every processor has kernels for.
+#: Modes of which a reduction over separate axes is not a sequence of reductions.
+OF_NEIGHBOURS = ("log_sum", "sum_square")
+#: Reductions of whole images are poolings, which have kernels on both processors.
 POOLINGS: Mapping[str, Literal["max", "avg"]] = {"mean": "avg", "max": "max"}
 
 
-def reduced(
-    steps: Steps, x: Operand, mode: str, axes: Sizes, word: str = "", *, keepdims: bool = True
-) -> Operand:
-    """A tensor reduced along any axes: a step for each run of adjacent ones, the last run first.
-
-    Along no axis, there remains what the mode does with a single element.
-    """
-    if not axes:
-        x, axes, keepdims = seen(x, (*x.sizes, 1)), (len(x.sizes),), False
-    name = steps.name(word)
-    runs = list(_runs(x.sizes, axes))
-    for index, run in enumerate(reversed(runs)):
-        first, last = index == 0, index == len(runs) - 1
-        table = {} if first and last else FIRST if first else LAST if last else LATER
-        op = Reduce(shapes=(x.sizes,), mode=table.get(mode, mode), axes=run, keepdims=keepdims)
-        output = name if last else steps.graph.names.tensor(name, str(index))
-        x = steps.append(op, (x,), output)
-    return x
-
-
-def _runs(sizes: Sizes, axes: Sizes) -> Iterator[Sizes]:
-    """Runs of adjacent axes, in order."""
-    run: list[int] = []
+def _runs(sizes: Sizes, axes: Sizes) -> list[list[int]]:
+    """Runs of adjacent axes, in ascending order."""
+    runs: list[list[int]] = []
     for axis in sorted({axis % len(sizes) for axis in axes}):
-        if run and axis != run[-1] + 1:
-            yield tuple(run)
-            run = []
-        run.append(axis)
-    yield tuple(run)
+        if runs and axis == runs[-1][-1] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return runs
 
 
 @converts(*MODES, parameters=(1,))
@@ -87,19 +68,26 @@ def _reduce(graph: Graph, node: Node) -> list[ConvertedOp]:
     x = steps.operand(node.inputs[0])
     named = parameter(graph, node, "axes", 1)
     axes = () if named is None else ints(named)
-    if not axes and not attribute(node, "noop_with_empty_axes", 0):
-        axes = tuple(range(len(x.sizes)))
+    if not axes and attribute(node, "noop_with_empty_axes", 0):
+        raise unsupported(node, "without axes, nothing is reduced.")
+    axes = axes or tuple(range(len(x.sizes)))
     if len(x.sizes) == 4 and {axis % 4 for axis in axes} == {2, 3} and mode in POOLINGS:
         shape = as_nchw(x.sizes)
-        op = Pool2d(inputs=(shape,), mode=POOLINGS[mode], kernel=Size2(shape.h, shape.w))
-        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
-    reduced(steps, x, mode, axes, keepdims=bool(attribute(node, "keepdims", 1)))
+        pool = Pool2d(inputs=(shape,), mode=POOLINGS[mode], kernel=Size2(shape.h, shape.w))
+        return [ConvertedOp(pool, node.inputs[:1], node.outputs[0])]
+    runs = _runs(x.sizes, axes)
+    if not runs or (len(runs) > 1 and mode in OF_NEIGHBOURS):
+        raise unsupported(node, f"the axes {axes} of {x.sizes} are no neighbours.")
+    keepdims = bool(attribute(node, "keepdims", 1))
+    for run in reversed(runs):  # the last one first, as it may take axes off
+        op = Reduce(shapes=(x.sizes,), mode=mode, axes=tuple(run), keepdims=keepdims)
+        x = steps.apply(op, (x,), "" if run is runs[0] else f"axis{run[0]}")
     return steps.made
 
 
 @converts("Softmax", "LogSoftmax")
 def _softmax(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Along one axis; up to opset 12, along all axes from one on."""
+    """Softmax over one axis; up to opset 12, over all axes from `axis` on."""
     sizes = tuple(graph.shapes[node.inputs[0]]) or (1,)
     flat = graph.opset < 13
     axis = int(attribute(node, "axis", 1 if flat else -1)) % len(sizes)
@@ -108,159 +96,136 @@ def _softmax(graph: Graph, node: Node) -> list[ConvertedOp]:
     return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
 
 
-def _norm_mode(node: Node) -> str:
-    power = int(attribute(node, "p", 2))
-    if power not in (1, 2):
-        raise unsupported(node, f"p must be 1 or 2, got {power}.")
-    return f"l{power}"
-
-
-@converts("GlobalLpPool")
-def _global_lp_pool(graph: Graph, node: Node) -> list[ConvertedOp]:
-    steps = Steps(graph, node)
-    x = steps.operand(node.inputs[0])
-    reduced(steps, x, _norm_mode(node), tuple(range(2, len(x.sizes))))
-    return steps.made
-
-
-@converts("LpNormalization")
-def _lp_normalization(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Divided by its norm; where that is 0, by 1.
-
-    No least norm stands in for the 0: float16 has none that float32 would not call large.
-    """
-    steps = Steps(graph, node)
-    x = steps.operand(node.inputs[0])
-    axis = int(attribute(node, "axis", -1)) % len(x.sizes)
-    norm = reduced(steps, x, _norm_mode(node), (axis,), "norm")
-    none = steps.combine("sub", Operand.number(1.0), steps.function("sign", norm, "sign"), "none")
-    steps.combine("div", x, steps.combine("add", norm, none, "divisor"))
-    return steps.made
-
-
 def _epsilon(node: Node) -> float:
     return number(attribute(node, "epsilon", 1e-5))
 
 
-@converts("BatchNormalization")
+@converts("BatchNormalization", parameters=(1, 2, 3, 4))
 def _batch_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """x * slope + start, both computed here where all parameters are constants.
-
-    Of images that is a depthwise convolution of one tap: one op, which can be split either way.
-    """
+    """x * slope + start; for images a depthwise 1x1 convolution, which splits in each dimension."""
     if attribute(node, "training_mode", 0):
         raise unsupported(node, "only inference is known, training_mode must be 0.")
     steps = Steps(graph, node)
     x = steps.operand(node.inputs[0])
-    rank, channels = len(x.sizes), graph.shapes[node.inputs[1]]
-    slope, start = _affine(steps, (1, *channels, *[1] * (rank - 2)))
-    if slope.value is not None and start.value is not None and rank in (3, 4):
-        c = x.sizes[1]
-        weights = {"weight": slope.value.reshape(c, 1, 1, 1), "bias": start.value.reshape(c)}
+    rank, c = len(x.sizes), x.sizes[1]
+    scale, bias, mean, variance = (
+        constant_input(graph, node, index).astype(np.float64) for index in range(1, 5)
+    )
+    slope = scale / np.sqrt(variance + _epsilon(node))
+    start = bias - mean * slope
+    if rank in (3, 4):
+        weights = {"weight": slope.reshape(c, 1, 1, 1), "bias": start.reshape(c)}
+        weights = {key: np.asarray(value, np.float32) for key, value in weights.items()}
         op = Conv2d(inputs=(as_nchw(x.sizes),), out_channels=c, kernel=Size2(1, 1), groups=c)
         return [ConvertedOp(op, (x.name,), node.outputs[0], weights)]
-    steps.combine("add", steps.combine("mul", x, slope, "product"), start)
+    wide = (1, c, *[1] * (rank - 2))
+    product = steps.combine("mul", x, steps.constant("slope", slope.reshape(wide)), "product")
+    steps.combine("add", product, steps.constant("start", start.reshape(wide)))
     return steps.made
-
-
-def _affine(steps: Steps, sizes: Sizes) -> tuple[Operand, Operand]:
-    """scale / sqrt(variance + epsilon), and bias - mean times that; steps where not constant."""
-    epsilon = _epsilon(steps.node)
-    parts = [steps.operand(name, sizes) for name in steps.node.inputs[1:5]]
-    values = [None if part.value is None else part.value.reshape(sizes) for part in parts]
-    a, b, m, v = values
-    if a is not None and b is not None and m is not None and v is not None:
-        factor = a.astype(np.float64) / np.sqrt(v.astype(np.float64) + epsilon)
-        return steps.constant("slope", factor), steps.constant("start", b - m * factor)
-    scale, bias, mean, variance = parts
-    wide = steps.combine("add", variance, Operand.number(epsilon), "wide")
-    slope = steps.combine("div", scale, steps.function("sqrt", wide, "root"), "slope")
-    return slope, steps.combine("sub", bias, steps.combine("mul", mean, slope, "shift"), "start")
 
 
 @converts("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def _scaled_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """A norm with its scale and bias, as steps of their own where the kernels cannot do them."""
+    """A norm with scale and bias, which are own steps if the kernels do not support them."""
     steps = Steps(graph, node)
     x = steps.operand(node.inputs[0])
     rank = len(x.sizes)
     axis, center = int(attribute(node, "axis", -1)) % rank, node.type == "LayerNormalization"
-    if center:
-        _statistics(steps, x, axis)
-    scale = _led(steps.operand(node.inputs[1]), rank)
+    scale = _with_leading_axes(steps.operand(node.inputs[1]), rank)
     none = np.zeros(scale.sizes, np.float32)
     zeros = Operand(between(graph, node, "zeros"), scale.sizes, none)
-    bias = _led(steps.operand(node.inputs[2]), rank) if has_input(node, 2) else zeros
+    bias = _with_leading_axes(steps.operand(node.inputs[2]), rank) if has_input(node, 2) else zeros
     rule = {"axis": axis, "epsilon": _epsilon(node), "center": center}
     if scale.sizes == bias.sizes and Channels.of(scale.sizes, x.sizes) is not None:
         op = Norm(shapes=(x.sizes, scale.sizes, bias.sizes), **rule)  # type: ignore[arg-type]
         constants = {zeros.name: none} if bias is zeros else {}
         names = (x.name, scale.name, bias.name)
-        return [*steps.made, ConvertedOp(op, names, node.outputs[0], constants=constants)]
+        return [ConvertedOp(op, names, node.outputs[0], constants=constants)]
     normal = steps.apply(Norm(shapes=(x.sizes,), **rule), (x,), "normal")  # type: ignore[arg-type]
     steps.combine("add", steps.combine("mul", normal, scale, "product"), bias)
     return steps.made
 
 
-def _led(operand: Operand, rank: int) -> Operand:
-    """The operand with axes of size 1 in front, up to a rank."""
+def _with_leading_axes(operand: Operand, rank: int) -> Operand:
+    """The operand with leading axes of size 1, up to a rank."""
     sizes = (1,) * (rank - len(operand.sizes)) + operand.sizes
     return Operand(operand.name, sizes, operand.value)
 
 
-def _statistics(steps: Steps, x: Operand, axis: int) -> None:
-    """The optional outputs of a layer norm: the mean, and 1 over the standard deviation."""
-    mean_name, spread_name = (*steps.node.outputs[1:3], "", "")[:2]
-    if not mean_name and not spread_name:
-        return
-    axes = tuple(range(axis, len(x.sizes)))
-    mean = reduced(steps, x, "mean", axes, "mean")
-    if spread_name:
-        variance = _variance(steps, steps.combine("sub", x, mean, "apart"), axes)
-        wide = steps.combine("add", variance, Operand.number(_epsilon(steps.node)), "wide")
-        root = steps.function("sqrt", wide, "root")
-        steps.finish(steps.function("reciprocal", root, "spread"), spread_name)
-    if mean_name:
-        steps.finish(mean, mean_name)
-
-
-def _variance(steps: Steps, apart: Operand, axes: Sizes) -> Operand:
-    """The mean of squares of what is apart from its mean."""
-    return reduced(steps, steps.combine("mul", apart, apart, "square"), "mean", axes, "variance")
-
-
 @converts("InstanceNormalization", "GroupNormalization")
 def _group_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Opset 18 has a scale and bias for each group, later ones for each channel."""
-    steps = Steps(graph, node)
+    """Scale and bias are per group in opset 18, and per channel in later ones."""
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
     channels, names, constants = sizes[1], list(node.inputs[1:3]), {}
     groups = channels
     if node.type == "GroupNormalization":
         groups = int(attribute(node, "num_groups", 1))
     for index, name in enumerate(names):
-        if graph.shapes[name] == (channels,):
-            continue
-        part = steps.operand(name, (groups, 1))
-        names[index] = between(graph, node, f"channels{index}")
-        if part.value is not None:
-            constants[names[index]] = np.repeat(part.value, channels // groups)
-        else:
-            ones = np.ones((1, channels // groups), np.float32)
-            steps.combine("mul", part, Operand("ones", ones.shape, ones), f"channels{index}")
+        if graph.shapes[name] != (channels,):
+            value = constant_input(graph, node, index + 1).astype(np.float32)
+            names[index] = between(graph, node, f"channels{index}")
+            constants[names[index]] = np.repeat(value, channels // groups)
     affine = (1, channels, *[1] * (len(sizes) - 2))
     op = Norm(shapes=(sizes, affine, affine), axis=1, groups=groups, epsilon=_epsilon(node))
-    inputs = (node.inputs[0], *names)
-    return [*steps.made, ConvertedOp(op, inputs, output, constants=constants)]
+    return [ConvertedOp(op, (node.inputs[0], *names), output, constants=constants)]
 
 
-@converts("MeanVarianceNormalization")
-def _mean_variance(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Over any axes, the batch's too: from the means of elements and of squares about them."""
+#: Finite stand-in for -inf in constant masks; its sum with a score is finite.
+LOW = np.float32(-1e38)
+#: Attributes that only ONNX Runtime's attention knows, by the value without an effect.
+OTHERS = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
+
+
+@converts("Attention")
+def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
+    """Inputs: q, k, v and a mask; a flat q has the axes (images, tokens, heads * features)."""
+    if any(map(graph.is_read, node.outputs[1:])) or any(node.inputs[4:]):
+        raise unsupported(node, "past keys, counts of keys and scores are not known.")
+    for name, usual in OTHERS.items():
+        if attribute(node, name, usual) != usual:
+            raise unsupported(node, f"{name} must be {usual}, got {node.attributes[name]}.")
     steps = Steps(graph, node)
-    x = steps.operand(node.inputs[0])
-    axes = tuple(int(a) % len(x.sizes) for a in attribute(node, "axes", (0, 2, 3)))
-    apart = steps.combine("sub", x, reduced(steps, x, "mean", axes, "mean"), "apart")
-    spread = steps.function("sqrt", _variance(steps, apart, axes), "spread")
-    steps.combine("div", apart, steps.combine("add", spread, Operand.number(1e-9), "wide"))
+    q, k, v = map(steps.operand, node.inputs[:3])
+    flat = len(q.sizes) == 3
+    if flat:
+        heads = [int(attribute(node, f"{part}_num_heads", 0)) for part in ("q", "kv", "kv")]
+        q, k, v = (_by_heads(steps, *pair) for pair in zip((q, k, v), heads, strict=True))
+    masks = [_mask(steps, node.inputs[3])] if has_input(node, 3) else []
+    op = attention_op(
+        *(x.sizes for x in (q, k, v, *masks)),
+        scale=float(attribute(node, "scale", 0.0)) or float(q.sizes[-1] ** -0.5),
+        causal=bool(attribute(node, "is_causal", 0)),
+        zeros=bool(masks) and not attribute(node, SPELLED_OUT, 0),
+    )
+    if op is None:
+        sizes = [x.sizes for x in (q, k, v, *masks)]
+        raise unsupported(node, f"q, k, v and the mask do not fit one op: {sizes}.")
+    y = steps.apply(op, (q, k, v, *masks), "attended" if flat else "")
+    if flat:
+        n, heads_of_q, tokens, features = y.sizes
+        steps.transpose(y, (0, 2, 1, 3), "", to=(n, tokens, heads_of_q * features))
     return steps.made
+
+
+def _by_heads(steps: Steps, x: Operand, heads: int) -> Operand:
+    """(images, tokens, heads * features) as (images, heads, tokens, features)."""
+    if len(x.sizes) != 3 or heads < 1 or x.sizes[2] % heads:
+        reason = f"{x.name!r} must be (images, tokens, features of {heads} heads), got {x.sizes}."
+        raise unsupported(steps.node, reason)
+    n, tokens, width = x.sizes
+    return steps.transpose(x, (0, 2, 1, 3), "heads", axes=(n, tokens, heads, width // heads))
+
+
+def _mask(steps: Steps, name: str) -> Operand:
+    """A mask of 4 axes that is added to scores; a constant one may be of booleans."""
+    mask, constant = steps.operand(name), steps.graph.constants.get(name)
+    wide = seen(mask, (1,) * (4 - len(mask.sizes)) + mask.sizes)
+    if constant is None and steps.graph.types.get(name) == TensorProto.BOOL:
+        raise unsupported(steps.node, f"the mask {name!r} of booleans must be a constant.")
+    if constant is None:
+        return wide
+    value = np.where(constant, 0, -np.inf) if constant.dtype == bool else constant
+    hides_all = np.isneginf(value).all(axis=-1).any()
+    return steps.constant(
+        "mask", (value if hides_all else np.clip(value, LOW, None)).reshape(wide.sizes)
+    )

@@ -1,19 +1,20 @@
-"""Scales and shifts by constants become part of the products with constants beside them.
+"""Folding of constant scales and shifts into products, and of parallel convolutions into one.
 
-ONNX Runtime folds them into convolutions. What it leaves are those of matrices: a bias behind a
-product of tokens, a batch norm behind a linear layer or in front of one.
+ONNX Runtime does so for convolutions. It leaves matrix products: a bias behind a product of tokens,
+and a batch norm behind or in front of a linear layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.graph.graph import Draft, Graph, Rewrite
+from codl.frontend.graph.graph import Draft, Graph, Rewrite, applied
 from codl.frontend.graph.passes import RESHAPES
 from codl.ir.onnx_node import Node
 
@@ -24,14 +25,14 @@ PRODUCTS = ("Gemm", "MatMul")
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A node that computes `scale * x + shift`, both of the sizes of constants beside x."""
+    """A node that computes `scale * x + shift`, with constants that broadcast to x."""
 
     x: str
     scale: NDArray[np.float64]
     shift: NDArray[np.float64]
 
     def along_last(self, size: int) -> tuple[FoldedVector, FoldedVector] | None:
-        """Scale and shift for each element of the last axis; None where others matter."""
+        """Scale and shift for each element of the last axis; None if they vary along others."""
         parts = []
         for value in (self.scale, self.shift):
             if value.size not in (1, size) or (value.size > 1 and value.shape[-1] != size):
@@ -41,13 +42,13 @@ class Affine:
 
 
 def fold_affines(graph: Graph) -> Graph:
-    """Fold such nodes into the product before them, or into all products behind them."""
+    """Fold scales and shifts into the product before, else into all products behind."""
     draft = Draft(graph)
     ways: tuple[tuple[Callable[[Draft, Node, Affine], None], int], ...]
     ways = (_into_before, 1), (_into_after, -1), (_into_factor, -1)
     for fold, step in ways:
         for old in draft.nodes[::step]:
-            node = draft.makers.get(old.outputs[0])  # as folding has left it, if it has
+            node = draft.makers.get(old.outputs[0])  # possibly folded
             affine = _affine(draft, node) if node else None
             if node and affine:
                 fold(draft, node, affine)
@@ -81,7 +82,7 @@ def _affine(graph: Draft, node: Node) -> Affine | None:
 
 
 def _batch_norm(graph: Draft, node: Node) -> Affine | None:
-    """Of rows alone: there the channels are the last axis."""
+    """A batch norm of rows, with channels as last axis; None for others."""
     fixed = all(name in graph.constants for name in node.inputs[1:5])
     rows = len(graph.shapes.get(node.inputs[0], ())) == 2
     if not fixed or not rows or node.attributes.get("training_mode", 0):
@@ -92,7 +93,7 @@ def _batch_norm(graph: Draft, node: Node) -> Affine | None:
 
 
 def _into_before(graph: Draft, node: Node, affine: Affine) -> None:
-    """Reshapes that keep the last axis may lie between."""
+    """Fold into the product before, also through reshapes that keep the last axis."""
     reader, tensor = node, affine.x
     while True:
         before = graph.links.makers.get(tensor)
@@ -118,7 +119,7 @@ def _into_before(graph: Draft, node: Node, affine: Affine) -> None:
 
 
 def _into_after(graph: Draft, node: Node, affine: Affine) -> None:
-    """Every reader must be a product of the rows."""
+    """Fold into all readers; each must be a product of rows."""
     output = node.outputs[0]
     readers = graph.consumers(output)
     if graph.is_handed_out(output) or not readers or any(r.inputs[0] != output for r in readers):
@@ -136,7 +137,7 @@ def _into_after(graph: Draft, node: Node, affine: Affine) -> None:
 
 
 def _into_factor(graph: Draft, node: Node, affine: Affine) -> None:
-    """One number that scales a product of two tensors, or an operand of one, becomes its factor."""
+    """Fold a scalar into the factor of a product of two tensors, before or behind."""
     output = node.outputs[0]
     if affine.scale.size != 1 or affine.shift.any():
         return
@@ -153,7 +154,7 @@ def _into_factor(graph: Draft, node: Node, affine: Affine) -> None:
 
 
 class Product(NamedTuple):
-    """The constant matrix, shaped (k, n), and the bias for each column, of a product of rows."""
+    """A product of rows: its constant matrix, shaped (k, n), and a bias for each column."""
 
     matrix: NDArray[np.float64]
     bias: NDArray[np.float64]
@@ -176,7 +177,7 @@ def _product(graph: Draft, node: Node) -> Product | None:
         beta = node.attributes.get("beta", 1.0)
     if len(node.inputs) > 2 and node.inputs[2]:
         added = graph.constants.get(node.inputs[2])
-        # A column of as many rows adds another number to each of them.
+        # A column vector would add another number to each row.
         if added is None or added.size not in (1, *added.shape[-1:]):
             return None
         bias = beta * added.astype(np.float64).reshape(-1)
@@ -186,9 +187,9 @@ def _product(graph: Draft, node: Node) -> Product | None:
 def _fold(
     graph: Draft, node: Node, matrix: NDArray[np.float64] | None, bias: NDArray[np.float64]
 ) -> None:
-    """Give a product another bias, and another matrix if there is one; a MatMul may have a bias.
+    """Replace a product's bias, and its matrix if given; a MatMul may have a bias.
 
-    A matrix that stays is not copied: steps of an unrolled loop share one.
+    An unchanged matrix is not copied, as steps of an unrolled loop share one.
     """
     names, output = graph.names, node.outputs[0]
     name = names.tensor(output, "bias")
@@ -202,3 +203,155 @@ def _fold(
         attributes["beta"] = 1.0
     made = replace(node, inputs=inputs, attributes=attributes, proto=None)
     graph.rewrite(Rewrite(node, [made], values))
+
+
+# Parallel convolutions whose results are added: networks such as RepVGG and MobileOne are trained
+# with several branches a layer, convolutions of several window sizes and a batch norm of the input.
+# All are linear, so their sum is one convolution, with the sum of their windows. ONNX Runtime has
+# folded norms behind convolutions before.
+
+SUMS, TERMS = ("Add", "Sum"), ("Conv", "BatchNormalization")
+
+
+class _Geometry(NamedTuple):
+    """Input, strides and groups that parallel convolutions share."""
+
+    x: str
+    strides: tuple[int, ...]
+    groups: int
+
+
+class _Branch(NamedTuple):
+    """A convolution's bias, and weights (outputs, inputs of a group, rows, columns).
+
+    `before` and `behind` are zero rows and columns around the input.
+    """
+
+    weights: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    before: tuple[int, ...] = (0, 0)
+    behind: tuple[int, ...] = (0, 0)
+
+
+def merge_parallel_convolutions(graph: Graph) -> Graph:
+    """Merge convolutions where one has at most the work of all; inner sums are part of it."""
+    terms, rewrites, inner = _terms(graph), list[Rewrite](), set[str]()
+    for node in reversed(graph.nodes):
+        found = terms.get(node.outputs[0], ())
+        rewrite = None if node.name in inner else _merged_sum(graph, node, found)
+        if rewrite is not None:
+            rewrites.append(rewrite)
+        if rewrite is not None or node.name in inner:
+            makers = (graph.makers.get(name) for name in node.inputs)
+            inner.update(maker.name for maker in makers if maker and maker.type in SUMS)
+    return applied(graph, rewrites)
+
+
+def _merged_sum(graph: Graph, node: Node, terms: Sequence[Node]) -> Rewrite | None:
+    geometries = {geometry for term in terms if (geometry := _geometry(graph, term))}
+    if len(terms) < 2 or len(geometries) != 1:
+        return None
+    (geometry,) = geometries
+    branches = [_branch(graph, term, geometry) for term in terms]
+    summed = _summed([branch for branch in branches if branch is not None])
+    if summed is None or None in branches:
+        return None
+    values = {
+        graph.names.tensor(node.outputs[0], "weights"): summed.weights.astype(np.float32),
+        graph.names.tensor(node.outputs[0], "bias"): summed.bias.astype(np.float32),
+    }
+    attributes = {
+        "kernel_shape": list(summed.weights.shape[2:]),
+        "strides": list(geometry.strides),
+        "pads": [*summed.before, *summed.behind],
+        "group": geometry.groups,
+    }
+    return Rewrite(
+        node, [Node(node.name, "Conv", (geometry.x, *values), node.outputs, attributes)], values
+    )
+
+
+def _terms(graph: Graph) -> Mapping[str, tuple[Node, ...]]:
+    """Addends of each (nested) sum of convolutions and norms without other readers, by tensor."""
+    found: dict[str, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        if node.type in SUMS:
+            parts = [_term(graph, node, name, found) for name in node.inputs]
+            if all(parts):
+                found[node.outputs[0]] = tuple(term for part in parts for term in part)
+    return found
+
+
+def _term(
+    graph: Graph, node: Node, name: str, found: Mapping[str, tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    maker = graph.makers.get(name)
+    if maker is None or graph.shapes.get(name) != graph.shapes.get(node.outputs[0]):
+        return ()
+    if not graph.is_read_once(name, node):
+        return ()
+    return (maker,) if maker.type in TERMS else found.get(name, ())
+
+
+def _geometry(graph: Graph, node: Node) -> _Geometry | None:
+    """The geometry of an undilated 2-D convolution with constant weights; None for other nodes."""
+    if node.type != "Conv" or len(graph.shapes.get(node.inputs[0], ())) != 4:
+        return None
+    attributes, window = node.attributes, graph.shapes.get(node.inputs[1], ())[2:]
+    gaps = zip(attributes.get("dilations", (1, 1)), window, strict=True)
+    if any(step > 1 and size > 1 for step, size in gaps) or not _is_fixed(graph, node):
+        return None
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return None
+    strides = tuple(attributes.get("strides", (1, 1)))
+    return _Geometry(node.inputs[0], strides, attributes.get("group", 1))
+
+
+def _is_fixed(graph: Graph, node: Node) -> bool:
+    values = [graph.constants.get(name) for name in node.inputs[1:]]
+    return all(value is not None and value.dtype.kind == "f" for value in values)
+
+
+def _branch(graph: Graph, node: Node, geometry: _Geometry) -> _Branch | None:
+    """The node as a convolution along `geometry`; None if it is none."""
+    if node.inputs[0] != geometry.x or not _is_fixed(graph, node):
+        return None
+    values = [graph.constants[name].astype(np.float64) for name in node.inputs[1:]]
+    if _geometry(graph, node) == geometry:
+        bias = values[1] if len(values) > 1 else np.zeros(len(values[0]))
+        pads = tuple(node.attributes.get("pads", (0, 0, 0, 0)))
+        return _Branch(values[0], bias, pads[:2], pads[2:])
+    is_norm = node.type == "BatchNormalization" and not node.attributes.get("training_mode", 0)
+    if is_norm and geometry.strides == (1, 1):
+        return _norm_branch(node, values, geometry.groups)
+    return None
+
+
+def _norm_branch(node: Node, values: Sequence[NDArray[np.float64]], groups: int) -> _Branch:
+    """A batch norm as a 1x1 convolution that scales each channel."""
+    scale, bias, mean, variance = values
+    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    channels, of_group = len(factor), len(factor) // groups
+    weights = np.zeros((channels, of_group, 1, 1))
+    weights[np.arange(channels), np.arange(channels) % of_group, 0, 0] = factor
+    return _Branch(weights, bias - mean * factor)
+
+
+def _summed(branches: Sequence[_Branch]) -> _Branch | None:
+    """The sum of branches with equal outputs; None if its window exceeds theirs together."""
+    first = branches[0] if branches else None
+    if first is None or any(b.weights.shape[:2] != first.weights.shape[:2] for b in branches):
+        return None
+    befores, behinds = (np.array([getattr(b, k) for b in branches]) for k in ("before", "behind"))
+    # Rows and columns that each window reaches behind the first pixel.
+    reaches = np.array([branch.weights.shape[2:] for branch in branches]) - befores
+    before, window = befores.max(axis=0), befores.max(axis=0) + reaches.max(axis=0)
+    behind = behinds[reaches.argmax(axis=0), [0, 1]]
+    if prod(window) > sum(prod(branch.weights.shape[2:]) for branch in branches):
+        return None
+    weights = np.zeros((*first.weights.shape[:2], *window))
+    for branch, (row, column) in zip(branches, (before - befores).tolist(), strict=True):
+        rows, columns = branch.weights.shape[2:]
+        weights[:, :, row : row + rows, column : column + columns] += branch.weights
+    bias = np.sum([branch.bias for branch in branches], axis=0)
+    return _Branch(weights, bias, tuple(before.tolist()), tuple(behind.tolist()))

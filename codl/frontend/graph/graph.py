@@ -1,8 +1,8 @@
-"""The DAG of a model: nodes and tensors by name, with every shape known."""
+"""The graph of a model: nodes and tensors by name, views, rewrites, and an editable draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -16,23 +16,23 @@ from codl.ir.onnx_node import Node
 
 
 class Names:
-    """Names for what passes add to a graph: none is one of the model, or is given twice."""
+    """New names for tensors and nodes that passes add; each is unique in the model."""
 
     def __init__(self, tensors: Iterable[str] = (), nodes: Iterable[str] = ()) -> None:
         self._taken = {"tensor": set(tensors), "node": set(nodes)}
         self._given: dict[tuple[str, str, str], str] = {}
 
     def tensor(self, owner: str, word: str) -> str:
-        """`owner.word`, with a number behind where that is taken; always the same for both."""
+        """`owner.word`, with a number if taken; equal arguments give equal names."""
         return self._name("tensor", owner, word)
 
     def node(self, owner: str, word: str) -> str:
-        """The same for a node, whose names are apart from those of tensors."""
+        """As `tensor`, for names of nodes."""
         return self._name("node", owner, word)
 
     @property
     def given(self) -> set[str]:
-        """The names of tensors that were given."""
+        """The new names of tensors so far."""
         return {name for (kind, *_), name in self._given.items() if kind == "tensor"}
 
     def _name(self, kind: str, owner: str, word: str) -> str:
@@ -47,10 +47,10 @@ class Names:
 
 
 class Links:
-    """Which nodes make and read each tensor."""
+    """Makers and readers of each tensor."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        #: By their first outputs, and by all outputs.
+        #: Nodes by first output, and by all outputs.
         self.first: dict[str, Node] = {}
         self.makers: dict[str, Node] = {}
         self.readers: dict[str, dict[str, Node]] = {}
@@ -72,7 +72,7 @@ class Links:
 
 
 class GraphView:
-    """What passes ask of a graph, whether it is finished or being edited."""
+    """Read access to a graph, finished (`Graph`) or being edited (`Draft`)."""
 
     inputs: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
@@ -86,31 +86,28 @@ class GraphView:
 
     @property
     def handed_out(self) -> frozenset[str] | set[str]:
-        """The tensors that hold outputs, under whatever names the caller knows those."""
+        """Tensors that hold the graph's outputs."""
         raise NotImplementedError
 
     def consumers(self, tensor: str) -> list[Node]:
-        """The nodes that read a tensor, in their order; the caller may want it, too."""
+        """Readers of a tensor in order, without the caller."""
         raise NotImplementedError
 
     @property
     def makers(self) -> Mapping[str, Node]:
-        """By their first outputs, the nodes that make them."""
+        """Nodes by the name of their first output."""
         return self.links.first
 
     @cached_property
     def images(self) -> int:
-        """How many images a batch has: the first size of inputs that are pictures, with four axes.
-
-        1 where there is no such input, or they differ.
-        """
+        """Batch size: first size of inputs with four axes; 1 if there are none or they differ."""
         sizes = {self.shapes[name][0] for name in self.inputs if len(self.shapes[name]) == 4}
         return sizes.pop() if len(sizes) == 1 else 1
 
     def rows_of_images(self, sizes: tuple[int, ...], k: int) -> int:
-        """How many images a tensor of these sizes has, each a single row of `k`; 0 if it has none.
+        """Number of images in a tensor with one row of `k` for each, else 0.
 
-        Whatever the axes of a single row are called.
+        A single row may have any axes.
         """
         if prod(sizes) == k:
             return 1
@@ -118,22 +115,22 @@ class GraphView:
         return batch if sizes[0] == batch and prod(sizes) == batch * k else 0
 
     def is_handed_out(self, tensor: str) -> bool:
-        """Whether the caller gets a tensor, so that it must be made as it is."""
+        """Whether a tensor is an output of the graph, so it must be made as it is."""
         return tensor in self.handed_out
 
     def is_read(self, tensor: str) -> bool:
-        """Whether a node or the caller wants a tensor; an output left out is called ""."""
+        """Whether a node or the caller reads a tensor; an absent output has the name ""."""
         return bool(tensor) and (self.is_handed_out(tensor) or bool(self.links.readers.get(tensor)))
 
     def reader_of(self, tensor: str) -> Node | None:
-        """The node that alone reads a tensor, which is handed out to nobody else."""
+        """The only reader of a tensor; None for several readers, or an output of the graph."""
         readers = self.links.readers.get(tensor, {})
         if len(readers) != 1 or self.is_handed_out(tensor):
             return None
         return next(iter(readers.values()))
 
     def is_read_once(self, tensor: str, node: Node) -> bool:
-        """Whether a node alone reads a tensor, and as one of its inputs."""
+        """Whether `node` is the only reader of a tensor, in one of its inputs."""
         return self.reader_of(tensor) is node and node.inputs.count(tensor) == 1
 
     def constant(self, tensor: str) -> NDArray[np.float32]:
@@ -142,14 +139,13 @@ class GraphView:
 
 @dataclass(frozen=True)
 class Graph(GraphView):
-    """Nodes in topological order; `constants` are the fixed tensors.
+    """Nodes in topological order, with shapes, types and constants of tensors.
 
-    `shapes` knows every tensor but those whose sizes depend on data or are 0; `unknown` says of
-    those which it is. `types` are ONNX's codes of elements' types, as far as they are known.
-    `aliases` maps tensors that passes removed, such as a flattened output, to what holds them: who
-    needs a tensor is for `is_handed_out`, `is_read` and `reader_of` to say.
-    `opset` is the version of ONNX's own operators, `domains` has those of others. `names` gives
-    names to what passes add.
+    `shapes` omits tensors of data-dependent or zero sizes; `unknown` gives the reason. `types` are
+    ONNX's element types as far as known. `aliases` maps outputs whose nodes passes
+    removed, such as a flattened output, to their replacements. `is_handed_out`, `is_read` and
+    `reader_of` resolve them. `opset` is the version of ONNX's own operators, `domains` has the
+    others' versions. `names` makes names for new tensors and nodes.
     """
 
     name: str
@@ -165,22 +161,9 @@ class Graph(GraphView):
     unknown: Mapping[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names, compare=False, repr=False)
 
-    def rewritten(self, *rewrites: Rewrite) -> Graph:
-        """The graph with other nodes in the place of some; copies it whole."""
-        places = {rewrite.at.name: rewrite.nodes for rewrite in rewrites}
-        constants = {name: value for each in rewrites for name, value in each.constants.items()}
-        shapes = {name: value.shape for name, value in constants.items()}
-        shapes |= {name: sizes for each in rewrites for name, sizes in each.shapes.items()}
-        return replace(
-            self,
-            nodes=tuple(new for node in self.nodes for new in places.get(node.name, (node,))),
-            constants={**self.constants, **constants},
-            shapes={**self.shapes, **shapes},
-        )
-
     @property
     def without_unread(self) -> Graph:
-        """The graph without nodes whose outputs nobody reads; itself where there is none."""
+        """The graph without unread nodes; the same object if there are none."""
         kept: list[Node] = []
         wanted = set(self.handed_out)
         for node in reversed(self.nodes):
@@ -203,7 +186,7 @@ class Graph(GraphView):
     def matrix(
         self, tensor: str, sizes: tuple[int, int], *, turned: bool, factor: float = 1.0
     ) -> NDArray[np.float32]:
-        """A constant under two sizes, its transpose if `turned`; all readers get the same array."""
+        """A constant under two sizes, transposed if `turned`; readers share one array."""
         key = tensor, sizes, turned, factor
         if key not in self._matrices:
             value = self.constant(tensor).reshape(sizes)
@@ -218,7 +201,7 @@ class Graph(GraphView):
 
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """The nodes that come in the place of one, `at`, and the tensors that these add."""
+    """Replacement nodes for the node `at`, with their new constants and shapes."""
 
     at: Node
     nodes: Sequence[Node] = ()
@@ -227,19 +210,18 @@ class Rewrite:
 
 
 class Draft(GraphView):
-    """A graph that a pass edits node by node; an edit takes as long as what it changes is large."""
+    """A graph under edits; an edit's time is proportional to its own size."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.inputs, self.opset, self.names = graph.inputs, graph.opset, graph.names
         self.shapes: dict[str, tuple[int, ...]] = dict(graph.shapes)
         self.constants: dict[str, NDArray[Any]] = dict(graph.constants)
-        self.domains = dict(graph.domains)
         self._links, self._handed_out = Links(graph.nodes), set(graph.handed_out)
-        #: The nodes that have come into the place of each one, and the places of nodes by name.
+        #: Nodes at the place of each original node, and the places by name.
         self._places = [[node] for node in graph.nodes]
         self._place = {node.name: at for at, node in enumerate(graph.nodes)}
-        self._gone: dict[str, str] = {}
+        self._aliases = dict(graph.aliases)
 
     @property
     def links(self) -> Links:
@@ -258,7 +240,6 @@ class Draft(GraphView):
         return sorted(readers, key=lambda node: self._place[node.name])
 
     def rewrite(self, *rewrites: Rewrite) -> None:
-        """Put other nodes in the place of some."""
         for each in rewrites:
             self._links.remove(each.at)
             at = self._place.pop(each.at.name)
@@ -273,63 +254,50 @@ class Draft(GraphView):
             self.shapes |= each.shapes
 
     def drop(self, tensor: str, source: str) -> None:
-        """Remove the node that makes a tensor; its readers read the source."""
+        """Remove the node that makes a tensor; its readers get `source` instead."""
         self.rewrite(Rewrite(self._links.first[tensor]))
         for reader in self.consumers(tensor):
             inputs = tuple(source if name == tensor else name for name in reader.inputs)
             self.rewrite(Rewrite(reader, [replace(reader, inputs=inputs)]))
-        self._gone[tensor] = source
-        if tensor in self._handed_out:
-            self._handed_out.remove(tensor)
-            self._handed_out.add(source)
+        if tensor not in self._handed_out:
+            return
+        self._handed_out.remove(tensor)
+        self._handed_out.add(source)
+        for name in self._graph.outputs:
+            if self._aliases.get(name, name) == tensor:
+                self._aliases[name] = source
 
     @property
     def graph(self) -> Graph:
-        """The graph as it is now."""
-        edited = replace(
+        return replace(
             self._graph,
             nodes=tuple(self.nodes),
             shapes=self.shapes,
             constants=self.constants,
-            domains=self.domains,
+            aliases=self._aliases,
         )
-        return with_aliases(edited, self._gone)
-
-
-def with_aliases(graph: Graph, gone: Mapping[str, str]) -> Graph:
-    """The graph that knows, of tensors that were removed, what holds them.
-
-    What another pass removed may stand for what is removed now.
-    """
-    source = sources(gone)
-    earlier = {name: source.get(held, held) for name, held in graph.aliases.items()}
-    return replace(graph, aliases=earlier | source)
-
-
-def sources(gone: Mapping[str, str]) -> dict[str, str]:
-    """What stands for each tensor in the end, where the value of one may be a key itself."""
-    found: dict[str, str] = {}
-    for name in gone:
-        way = [name]
-        while (last := way[-1]) in gone and last not in found:
-            way.append(gone[last])
-        end = found.get(way[-1], way[-1])
-        found |= dict.fromkeys(way[:-1], end)
-    return found
 
 
 def fuse(graph: Graph, find: Callable[[Graph, Node], Rewrite | None]) -> Graph:
-    """Rewrite what `find` finds to end at some node; what only that read goes."""
+    """Apply the rewrites that `find` gives for nodes; drop nodes left without readers."""
     rewrites = {rewrite.at.name: rewrite for node in graph.nodes if (rewrite := find(graph, node))}
-    fused = graph.rewritten(*rewrites.values()) if rewrites else graph
-    return fused.without_unread
+    return applied(graph, rewrites.values())
+
+
+def applied(graph: Graph, rewrites: Collection[Rewrite]) -> Graph:
+    """The graph after `rewrites`, without nodes that are left without readers."""
+    if not rewrites:
+        return graph.without_unread
+    draft = Draft(graph)
+    draft.rewrite(*rewrites)
+    return draft.graph.without_unread
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes in topological order: a file may have them in any.
+    """Nodes in topological order, from any order.
 
-    A node comes in the first round in which all that it reads is there; of a round, nodes stay as
-    they come.
+    A node comes in the first round in which all its inputs exist; within a round, the given order
+    stays. Raises `UnsupportedError` for a cycle.
     """
     given = list(nodes)
     makers: dict[str, list[int]] = {}
@@ -358,5 +326,5 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _distinct(makers: Mapping[str, list[int]], names: Iterable[str]) -> Iterator[int]:
-    """The nodes that make some tensors."""
+    """Indices of the nodes that make these tensors."""
     return iter(dict.fromkeys(at for name in names for at in makers.get(name, ())))

@@ -1,9 +1,9 @@
-"""Products of integers, which ONNX Runtime is to compute exactly on every CPU.
+"""Changes to integer products, so that ONNX Runtime computes them exactly on each CPU.
 
-On x86 CPUs without VNNI it adds products by int8 in pairs of 16 bits, which may not hold them. Its
-optimiser makes uint8 of such constants there, as `EXACT` asks for, but fails where two nodes read
-one constant. A reference is not optimised, so it has uint8 in the first place. Where rows are int8,
-too, there may be no kernel for that, and what a caller may replace is left as it is.
+On x86 CPUs without VNNI, int8 products are added in pairs of 16 bits, which may overflow. `EXACT`
+makes the optimiser replace such constants by uint8, which fails for a constant with two readers. A
+reference is not optimised, so it gets uint8 constants at once. Products with int8 rows may have no
+kernel for these, so their constants stay, as replaceable inputs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from codl.frontend.graph.plain_form import array_of
-from codl.frontend.graph.weights import Model, refill, with_fields
+from codl.frontend.graph.weights import Model, array_of, refill, with_fields
 from codl.ir.ops.onnx_model import EXACT
 
-#: The inputs of products that are their matrix or filter, and its zero point.
+#: Positions of the matrix or filter, and of its zero point, by node type.
 OPERANDS: Mapping[str, tuple[int, int]] = {
     "MatMulInteger": (1, 3),
     "ConvInteger": (1, 3),
@@ -31,14 +30,14 @@ OPERANDS: Mapping[str, tuple[int, int]] = {
     "QLinearConv": (3, 5),
     "QGemm": (3, 5),
 }
-#: Products that have no kernel for rows of int8 and a matrix of uint8: the zero point of rows.
+#: Position of the rows' zero point, in products without a kernel for int8 rows and a uint8 matrix.
 SIGNED_ROWS = dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), 2)
-#: What is between the least of int8 and of uint8.
+#: Offset from int8 to uint8.
 MIDDLE = 128
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """With `threads` threads, one a core for 0; only errors are logged."""
+    """Options of ONNX Runtime with `threads` threads (0: one per core) that log errors only."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -50,9 +49,9 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 def reference_session(
     model: Model, threads: int = 0, *, optimised: bool = False
 ) -> ort.InferenceSession:
-    """Nothing is fused or rearranged unless `optimised`, and products of integers are exact.
+    """A session for references: exact integer products, and no rewrites unless `optimised`.
 
-    Weights stay where they are, once.
+    Weights are not copied.
     """
     options = session_options(threads)
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -62,12 +61,12 @@ def reference_session(
 
 
 def with_own_constants(model: Model) -> Model:
-    """The model, in which no two products read one constant of int8."""
+    """The model with separate int8 constants for each product."""
     return _changed(model, lambda signed: signed)
 
 
 def unsigned(model: Model) -> Model:
-    """The model, whose products read uint8 in the place of constants of int8."""
+    """The model with uint8 constants in place of int8 constants of products."""
     return _changed(model, lambda signed: (signed.astype(np.int16) + MIDDLE).astype(np.uint8))
 
 
@@ -98,7 +97,7 @@ def _changed(model: Model, change: Callable[[NDArray[np.int8]], NDArray[Any]]) -
 
 
 def _signed_constants(model: Model) -> dict[str, NDArray[np.int8]]:
-    """Those of int8 by name, also where nodes make them of nothing or hand them on."""
+    """int8 constants by name, from initializers, Constant and Identity nodes."""
     signed = {
         item.name: model.weights[item.name] if item.name in model.weights else array_of(item)
         for item in model.proto.graph.initializer

@@ -1,4 +1,4 @@
-"""ONNX in: ONNX Runtime folds constants and batch norms, shapes are inferred, a `Graph` out."""
+"""Import of ONNX models as a `Graph`: folding, shape inference, unique names."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ import onnx
 from onnx import helper
 
 from codl.errors import UnsupportedError
-from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph, Names, in_order
-from codl.frontend.graph.inference import unknown_reason, with_shapes
 from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.old_opsets import FIRST_OF_TODAY, in_opset_7, opset_of
-from codl.frontend.graph.plain_form import all_graphs
-from codl.frontend.graph.shapes import fix_shapes, fold_shapes, infer_shapes, sizes_of
-from codl.frontend.graph.weights import Model, constant_of, with_fields
+from codl.frontend.graph.shapes import (
+    fix_shapes,
+    fold_shapes,
+    infer_shapes,
+    sizes_of,
+    unknown_reason,
+    with_shapes,
+)
+from codl.frontend.graph.weights import (
+    FIRST_OF_TODAY,
+    Model,
+    all_graphs,
+    constant_of,
+    opset_of,
+    with_fields,
+)
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
-#: A model of a newer opset than this one is also tried under older opsets, down to this one.
+#: Models of newer opsets are also tried under older ones, down to this.
 OLDEST_TRIED = 26
-#: How ONNX Runtime's messages begin.
+#: Prefix of ONNX Runtime's messages.
 STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (This is an invalid model\. )?")
 
 
 def import_onnx(
-    source: onnx.ModelProto | Model,
-    name: str,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    source: onnx.ModelProto | Model, name: str, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Graph:
-    """Optimise and read an ONNX model.
+    """Optimise an ONNX model and read it as a graph.
 
-    `shapes` fixes the sizes of some inputs; a batch that is left open becomes 1. A valid model that
-    ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
-    `UnsupportedError` for a model that is not valid, and for any other open size of an input.
+    `shapes` fixes sizes of inputs; an open batch size becomes 1. A valid model that ONNX Runtime
+    cannot load, for an unknown op or opset, is read without optimisation. Raises `UnsupportedError`
+    for an invalid model, and for an input with any other open size.
     """
     model_given = source if isinstance(source, Model) else Model.of(source)
     fixed = _in_order(fix_shapes(model_given.proto, shapes or {}))
@@ -63,7 +71,7 @@ def import_onnx(
             raise UnsupportedError(unknown[each])
     outputs = tuple(info.name for info in graph.output)
     domains = {item.domain: item.version for item in model.proto.opset_import if item.domain}
-    imported = Graph(
+    return Graph(
         name,
         nodes,
         inputs,
@@ -76,11 +84,10 @@ def import_onnx(
         unknown=unknown,
         names=Names(_tensors(given), (node.name for node in nodes)),
     )
-    return expand(imported)
 
 
 def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Nodes in topological order: files have them in any, and so has what ONNX Runtime writes."""
+    """The model with nodes in topological order, which neither files nor ONNX Runtime ensure."""
     unordered = [_node(node, index) for index, node in enumerate(proto.graph.node)]
     nodes = in_order(unordered)
     if all(node is same for node, same in zip(nodes, unordered, strict=True)):
@@ -89,32 +96,35 @@ def _in_order(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _optimise(model: Model) -> Model:
-    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is.
+    """Fold constants and batch norms; a valid model that ONNX Runtime cannot load stays.
 
-    Nodes of opsets before 7 do not: their types mean something else today.
+    Models below opset 7 are refused then, as their node types have changed since.
     """
     problem: Exception | None = None
-    is_old = opset_of(model.proto) < FIRST_OF_TODAY
     for same in generations(model):
         try:
             return _fold(same)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
-            problem = error if is_old else problem or error
-    if not is_old and _is_valid(model):
+            problem = problem or error
+    version = opset_of(model.proto)
+    if version >= FIRST_OF_TODAY and _is_valid(model):
         return model
+    fix = ""
+    if version < FIRST_OF_TODAY:
+        fix = f" Its opset is {version}: export it again with opset {FIRST_OF_TODAY} or newer."
     raise UnsupportedError(
         "ONNX Runtime cannot load the model, and runs what codl has no operator for: "
-        f"{said_by_onnx_runtime(problem)}"
+        f"{said_by_onnx_runtime(problem)}{fix}"
     ) from problem
 
 
 def said_by_onnx_runtime(error: Exception | None) -> str:
-    """A message of ONNX Runtime's in one line, without its code."""
+    """ONNX Runtime's message in one line, without its code."""
     return " ".join(STATUS.sub("", str(error)).split())
 
 
 def _is_valid(model: Model) -> bool:
-    """By ONNX, which wants to know the shapes of outputs; ONNX Runtime need not."""
+    """Whether ONNX's checker accepts the model, with inferred shapes of outputs."""
     try:
         onnx.checker.check_model(infer_shapes(model.whole()), full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
@@ -123,31 +133,23 @@ def _is_valid(model: Model) -> bool:
 
 
 def generations(model: Model) -> Iterator[Model]:
-    """The model, and the same under other opsets, which ONNX Runtime may know: some are too old for
-    it, and it lags behind ONNX.
-
-    Raises `UnsupportedError` for a node that the other opset does not have.
-    """
+    """The model, then the same under older opsets, as ONNX Runtime lags behind ONNX."""
     yield model
     version = opset_of(model.proto)
-    if version < FIRST_OF_TODAY:
-        yield in_opset_7(replace(model, proto=_in_order(model.proto)))
-    if version <= OLDEST_TRIED:
-        return
-    whole = model.whole()
+    whole = model.whole() if version > OLDEST_TRIED else None
     for older in range(version - 1, OLDEST_TRIED - 1, -1):
         try:
             proto = onnx.version_converter.convert_version(whole, older)
-        except RuntimeError:  # a node needs what the older opset does not have
+        except RuntimeError:  # a node has no equal in the older opset
             return
         proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
         yield Model.of(proto)
 
 
 def _fold(model: Model) -> Model:
-    """The basic level stays inside standard ONNX.
+    """ONNX Runtime's basic optimisations, which stay within standard ONNX.
 
-    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
+    It expands functions after it has folded, so another round folds their nodes.
     """
     for _ in range(ROUNDS):
         model = model.optimised(session_options())
@@ -159,7 +161,7 @@ def _fold(model: Model) -> Model:
 
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
-    """Nodes with names of their own, also where the model gives none, or one twice."""
+    """Nodes with unique names, also if the model gives none or duplicates."""
     nodes = [_node(proto, index) for index, proto in enumerate(protos)]
     taken, given = set[str](), {node.name for node in nodes}
     for index, node in enumerate(nodes):
@@ -171,7 +173,6 @@ def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
 
 
 def _tensors(graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
-    """What tensors are called."""
     for graph in graphs:
         for node in graph.node:
             yield from (*node.input, *node.output)

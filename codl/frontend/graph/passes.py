@@ -1,32 +1,41 @@
-"""Rewrites of the graph that leave its outputs as they are."""
+"""Graph passes that keep outputs: removal of aliases and reshapes, wider products."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto
 
-from codl.frontend.graph.graph import Draft, Graph, GraphView, Rewrite, sources, with_aliases
+from codl.frontend.graph.graph import Draft, Graph, GraphView, Rewrite
 from codl.ir.onnx_node import Node
 
-#: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
+#: Nodes that return their first input: Dropout at inference, Cast to a float (all are float32).
 ALIASES = ("Identity", "Dropout", "Cast")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-#: Nodes that only rename the axes of a contiguous tensor.
+#: Nodes that only change the axes of a contiguous tensor.
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
-#: What accepts a flattened input as it is.
+#: Nodes that accept an unflattened input.
 FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def drop_aliases(graph: Graph) -> Graph:
-    gone = {n.outputs[0]: n.inputs[0] for n in graph.nodes if is_alias(graph, n)}
-    return rename(graph, gone)
+    """Drop nodes that return their first input."""
+    return _without(graph, [node for node in graph.nodes if is_alias(graph, node)])
+
+
+def _without(graph: Graph, nodes: Iterable[Node]) -> Graph:
+    """The graph without some nodes; readers get the nodes' inputs instead."""
+    draft = Draft(graph)
+    for node in nodes:
+        tensor = node.outputs[0]
+        draft.drop(tensor, draft.makers[tensor].inputs[0])
+    return draft.graph
 
 
 def is_alias(graph: Graph, node: Node) -> bool:
-    """Whether a node's output is its first input, and no other output is wanted."""
+    """Whether a node's output is its first input, and no other output is read."""
     if node.type == "Cast":
         return node.attributes["to"] in FLOATS
     if node.type == "Dropout" and len(node.inputs) > 2:
@@ -37,23 +46,22 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def drop_reshapes(graph: Graph) -> Graph:
-    """Drop reshapes to one row (of each image) in front of fully connected layers, and of outputs.
+    """Drop reshapes to one row per image before fully connected layers and outputs.
 
-    Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
-    is put back where the output is handed out, from the shape that the graph declares for it.
+    Both read contiguous nchw tensors with any axes. Outputs get the graph's declared shape when
+    they are returned.
     """
-    gone = {}
-    for node in graph.nodes:
-        if node.type not in RESHAPES:
-            continue
-        readers = graph.consumers(node.outputs[0])
-        if all(_reads_one_row(graph, reader, node) for reader in readers):
-            gone[node.outputs[0]] = node.inputs[0]
-    return rename(graph, gone)
+    gone = [
+        node
+        for node in graph.nodes
+        if node.type in RESHAPES
+        and all(_reads_one_row(graph, each, node) for each in graph.consumers(node.outputs[0]))
+    ]
+    return _without(graph, gone)
 
 
 def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
-    """Whether a node multiplies what a reshape makes, one row of each image, with a constant."""
+    """Whether a node multiplies a reshape's result, one row per image, by a constant."""
     tensor, before = reshape.outputs[0], graph.shapes.get(reshape.inputs[0], ())
     sizes = graph.shapes.get(tensor, ())
     images = graph.rows_of_images(sizes, sizes[-1]) if sizes else 0
@@ -68,10 +76,9 @@ def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
 
 
 def widen_products(graph: Graph) -> Graph:
-    """Let products of rows with a constant see the axes that a reshape hides in front of them.
+    """Replace Gemm nodes between reshapes by MatMul nodes with more axes.
 
-    ONNX Runtime writes a product of tokens, and its bias, as a Gemm between two reshapes. Such a
-    node becomes a MatMul, which has a bias here.
+    ONNX Runtime writes a product of tokens and its bias so. MatMul nodes may have a bias here.
     """
     draft = Draft(graph)
     for output in [node.outputs[0] for node in graph.nodes if node.type == "Gemm"]:
@@ -98,7 +105,7 @@ def _widen(draft: Draft, gemm: Node) -> None:
 
 
 def _replace_by_product(draft: Draft, gemm: Node, x: str, sizes: tuple[int, ...]) -> None:
-    """Write the product of x under its own sizes; reshapes that then change nothing go."""
+    """Write the product of x under its own sizes; drop reshapes without effect."""
     output = gemm.outputs[0]
     made = Node(gemm.name, "MatMul", (x, *gemm.inputs[1:]), gemm.outputs)
     draft.rewrite(Rewrite(gemm, [made], shapes={output: sizes}))
@@ -108,7 +115,7 @@ def _replace_by_product(draft: Draft, gemm: Node, x: str, sizes: tuple[int, ...]
 
 
 def _is_plain(graph: GraphView, gemm: Node) -> bool:
-    """Whether a Gemm is a product with constants, neither turned nor scaled, and a bias."""
+    """Whether a Gemm multiplies by a constant and adds a bias, without transposes and factors."""
     turned = any(gemm.attributes.get(name, 0) for name in ("transA", "transB"))
     scaled = any(gemm.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta"))
     if turned or scaled or any(name not in graph.constants for name in gemm.inputs[1:]):
@@ -118,10 +125,9 @@ def _is_plain(graph: GraphView, gemm: Node) -> bool:
 
 
 def merge_reshapes(graph: Graph) -> Graph:
-    """Let transposes do the reshapes beside them: channel shuffles, attention heads and the like.
+    """Merge reshapes into neighbouring transposes, as in channel shuffles and attention heads.
 
-    Such a transpose sees its input under the sizes of its attribute `axes`, and its output may have
-    any sizes.
+    A merged transpose views its input under its attribute `axes`; its output may have any sizes.
     """
     draft = Draft(graph)
     for node in [node for node in graph.nodes if node.type == "Transpose"]:
@@ -139,11 +145,3 @@ def merge_reshapes(graph: Graph) -> Graph:
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
             draft.rewrite(Rewrite(before), Rewrite(node, [merged]))
     return draft.graph
-
-
-def rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
-    """Remove the nodes that make the keys of `gone`; readers get the values instead."""
-    source = sources(gone)
-    kept = [n for n in graph.nodes if n.outputs[0] not in gone]
-    nodes = tuple(replace(n, inputs=tuple(source.get(i, i) for i in n.inputs)) for n in kept)
-    return with_aliases(replace(graph, nodes=nodes), gone)

@@ -1,38 +1,59 @@
-"""The sizes of a model's inputs, fixed before it is compiled."""
+"""Shapes of a model's tensors: fixing input sizes, inference, batches.
+
+ONNX infers shapes. ONNX Runtime gives sizes of nodes for which both differ, and shapes of nodes of
+other domains.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
-from codl.frontend.graph.plain_form import array_of
-from codl.frontend.graph.runtime_sizes import attributes_of, is_doubtful, runtime_sizes
-from codl.frontend.graph.weights import constant_of, refill, with_fields
-from codl.yaml_file import MOST
+from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.weights import (
+    LEAST_IR_VERSION,
+    POOLS,
+    RESIZES,
+    Model,
+    array_of,
+    attributes_of,
+    constant_of,
+    is_doubtful,
+    refill,
+    with_fields,
+)
+from codl.ir.yaml_file import MOST
 
 Sizes = tuple[int, ...]
-#: Nodes that say what sizes a tensor has.
+#: Attributes without an effect on sizes.
+OF_VALUES = (
+    *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside"),
+    *("extrapolation_value", "group", "mode", "nearest_mode", "storage_order"),
+)
+#: Nodes that return a tensor's sizes.
 ASKING = ("Shape", "Size")
-#: A domain of which ONNX knows no node.
+#: A domain without nodes known to ONNX.
 UNKNOWN = "codl.sized"
-#: Scales and sizes are of no more axes.
+#: Most elements of a constant with scales or sizes.
 MOST_AXES = 64
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> Sizes:
-    """A tensor's sizes; 0 where one is not fixed."""
+    """A tensor's sizes; 0 for an open one."""
     return tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
 
 
 def text_of(info: onnx.ValueInfoProto) -> str:
-    """A tensor's sizes for people, with the names of those that are not fixed."""
+    """A tensor's sizes as text, with names of open ones."""
     dims = info.type.tensor_type.shape.dim
     return "x".join(
         str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims
@@ -40,17 +61,17 @@ def text_of(info: onnx.ValueInfoProto) -> str:
 
 
 def fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with a batch of 1 where that is open; raises as `fix_shapes`."""
+    """The model with 1 for an open batch size; raises as `fix_shapes`."""
     return fix_shapes(proto, {})
 
 
 def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.ModelProto:
-    """The model with every size of its inputs fixed.
+    """The model with all input sizes fixed.
 
-    `shapes` are those of some inputs by name; sizes of one name are the same everywhere. The first
-    size of an input, its batch, is 1 unless it is given. Raises `UnknownNameError` for
-    other names than the inputs', `UnsupportedError` with the sizes that are still open, and
-    `CodlError` for sizes that contradict the model.
+    `shapes` has sizes of inputs by name; open sizes of one name are equal. The first size of an
+    input, its batch, is 1 by default. Raises `UnknownNameError` for a name that is no input,
+    `UnsupportedError` with the sizes still open, and `CodlError` for sizes that contradict the
+    model.
     """
     names = [info.name for info in data_inputs(proto)]
     for name in shapes:
@@ -68,13 +89,13 @@ def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.Mode
 
 
 def data_inputs(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    """The inputs that a caller gives; older models list their constants too."""
+    """Inputs from the caller, without the constants that older models list too."""
     constants = {item.name for item in proto.graph.initializer}
     return (info for info in proto.graph.input if info.name not in constants)
 
 
 def _set(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> None:
-    """Set the sizes that are given, then those of the same names, then the batches."""
+    """Set the given sizes, then sizes of the same names, then batch sizes."""
     named: dict[str, int] = {}
     for info in data_inputs(proto):
         dims, sizes = info.type.tensor_type.shape.dim, shapes.get(info.name)
@@ -104,7 +125,7 @@ def _set(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> None:
 
 
 def _check(info: onnx.ValueInfoProto) -> None:
-    """Refuse an input of which a size is still open."""
+    """Raise `UnsupportedError` for an input with an open size."""
     dims = info.type.tensor_type.shape.dim
     if all(dim.HasField("dim_value") for dim in dims):
         return
@@ -117,10 +138,10 @@ def _check(info: onnx.ValueInfoProto) -> None:
 
 
 def infer_shapes(proto: onnx.ModelProto, declared: Collection[str] = ()) -> onnx.ModelProto:
-    """The model with all shapes that follow from its inputs', and from `declared` ones.
+    """The model with all shapes that follow from its inputs and `declared` tensors.
 
-    ONNX infers them. Where ONNX Runtime gives an output other sizes, those behind it follow from
-    these: ONNX then sees a node that it does not know, and the output's declared shape.
+    ONNX infers them. Nodes with other sizes in ONNX Runtime get a domain unknown to ONNX and a
+    declared shape, from which further shapes follow.
     """
     doubtful = {i: node for i, node in enumerate(proto.graph.node) if is_doubtful(node)}
     if not doubtful:
@@ -129,12 +150,12 @@ def infer_shapes(proto: onnx.ModelProto, declared: Collection[str] = ()) -> onnx
     known = _constants(proto.graph, {name for node in doubtful.values() for name in node.input})
     opset = max((item.version for item in proto.opset_import if not item.domain), default=1)
     found: dict[int, Sizes] = {}
-    for _ in range(len(doubtful) + 1):  # each may stand behind all others
+    for _ in range(len(doubtful) + 1):  # at worst a chain of all
         inferred = onnx.shape_inference.infer_shapes(_sized(plain, found))
         sizes = known_sizes(inferred.graph)
         before = dict(found)
         for index, node in doubtful.items():
-            run = runtime_sizes(node, sizes, known, opset)
+            run = _runtime_sizes(node, sizes, known, opset)
             if run is not None and run != sizes.get(node.output[0]):
                 found[index] = run
         if found == before:
@@ -145,8 +166,73 @@ def infer_shapes(proto: onnx.ModelProto, declared: Collection[str] = ()) -> onnx
     return inferred
 
 
+def _runtime_sizes(
+    node: onnx.NodeProto,
+    sizes: Mapping[str, Sizes],
+    constants: Mapping[str, NDArray[Any]],
+    opset: int,
+) -> Sizes | None:
+    """Sizes of a doubtful node's first output in ONNX Runtime; None if unknown.
+
+    ONNX rounds sizes of a scaled Resize differently, and adds padding to a ConvTranspose's SAME
+    size. It has counted other windows of poolings that round up. Here ONNX Runtime runs the node on
+    zeros; a window needs one image and one channel. `sizes` are sizes of its inputs, `constants`
+    the values of its constant inputs.
+    """
+    x, given = sizes.get(node.input[0], ()), attributes_of(node)
+    others = [constants.get(name) for name in node.input[1:]]
+    known: Sizes = ()  # first sizes of the output, where the run has one element
+    if node.op_type in RESIZES:
+        if len(others) > 1:  # the corners of a crop, which do not matter
+            others[0] = np.empty(0, np.float32) if node.input[1] else None
+        if any(name and other is None for name, other in zip(node.input[1:], others, strict=True)):
+            return None
+    elif node.op_type in POOLS:
+        known = x[:2]
+    else:
+        weight = sizes.get(node.input[1], ())
+        if len(weight) != len(x):
+            return None
+        known = (x[0], weight[1] * given.get("group", 1))
+        others = [np.zeros((1, 1, *weight[2:]), np.float32)]
+    if not x or (known and len(x) < 3):
+        return None
+    fixed = {f"v{i}": value for i, value in enumerate(others) if value is not None}
+    names = ["x", *(f"v{i}" if f"v{i}" in fixed else "" for i in range(len(others)))]
+    attributes = {key: value for key, value in given.items() if key not in OF_VALUES}
+    seen = (*[1] * len(known), *x[len(known) :])
+    graph = helper.make_graph(
+        [helper.make_node(node.op_type, names, ["y"], **attributes)],
+        "single",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, seen)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in fixed.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    version = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    proto = helper.make_model(
+        graph, opset_imports=opsets, ir_version=max(LEAST_IR_VERSION, version)
+    )
+    made = _run(bytes(proto.SerializeToString(deterministic=True)))
+    return made and known + made[len(known) :]
+
+
+@lru_cache(maxsize=4096)
+def _run(model: bytes) -> Sizes | None:
+    """Sizes of the output for zeros; None if ONNX Runtime refuses the model."""
+    options = session_options(1)
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+        x = session.get_inputs()[0]
+        (y,) = session.run(None, {x.name: np.zeros(x.shape, np.float32)})
+    except Exception:  # ONNX Runtime's exceptions share no base class
+        return None
+    return tuple(y.shape)
+
+
 def known_sizes(graph: onnx.GraphProto) -> dict[str, Sizes]:
-    """Of the tensors of which every size is known and above 0."""
+    """Sizes of tensors whose sizes are all known and above 0."""
     infos = (*graph.input, *graph.value_info, *graph.output)
     sizes = {i.name: sizes_of(i) for i in infos if i.type.tensor_type.HasField("shape")}
     sizes |= {item.name: tuple(item.dims) for item in graph.initializer}
@@ -154,19 +240,19 @@ def known_sizes(graph: onnx.GraphProto) -> dict[str, Sizes]:
 
 
 def _undeclared(proto: onnx.ModelProto, declared: Collection[str]) -> onnx.ModelProto:
-    """The model without shapes of what its nodes make, but those `declared`."""
+    """The model without shapes of computed tensors, except `declared` ones."""
     plain, given = with_fields(proto), {info.name: info.type for info in proto.graph.input}
     made = {name for node in plain.graph.node for name in node.output}.difference(declared)
     for info in (*plain.graph.output, *plain.graph.value_info):
         if info.name in made:  # weights may be declared, too
             info.type.tensor_type.ClearField("shape")
-        if info.name in given:  # an input that is handed out
+        if info.name in given:  # an input that is also an output
             info.type.CopyFrom(given[info.name])
     return plain
 
 
 def _sized(plain: onnx.ModelProto, found: Mapping[int, Sizes]) -> onnx.ModelProto:
-    """The model with nodes that ONNX does not know, whose outputs have these sizes."""
+    """The model with the nodes in `found` unknown to ONNX, and their output sizes declared."""
     if not found:
         return plain
     sized = with_fields(plain)
@@ -190,7 +276,7 @@ def _sized(plain: onnx.ModelProto, found: Mapping[int, Sizes]) -> onnx.ModelProt
 
 
 def _constants(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Some constants, without weights: scales and sizes."""
+    """The small constants among `names`, for scales and sizes."""
     items = (item for item in graph.initializer if item.name in names)
     found = {item.name: array_of(item) for item in items if prod(item.dims) <= MOST_AXES}
     constants = [node for node in graph.node if node.op_type == "Constant"]
@@ -198,9 +284,9 @@ def _constants(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, NDAr
 
 
 def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Shapes that a model asks for become constants where ONNX may infer others.
+    """The model with constants for Shape and Size nodes, if ONNX may infer wrong shapes.
 
-    ONNX Runtime folds them as ONNX infers them.
+    ONNX Runtime would fold them with ONNX's shapes.
     """
     asked = [node for node in proto.graph.node if node.op_type in ASKING]
     if not asked or not any(map(is_doubtful, proto.graph.node)):
@@ -222,10 +308,9 @@ def fold_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def set_batch(proto: onnx.ModelProto, images: int) -> None:
-    """Let a model take `batch` images at a time; what was known of shapes behind the inputs goes.
+    """Set a model's batch size, in place, and clear all shapes behind the inputs.
 
-    Raises `CodlError` for less than one image, for more than any device takes, and where an input
-    has no axes.
+    Raises `CodlError` for a batch below 1 or above `MOST`, and for an input without axes.
     """
     if not 1 <= images <= MOST:
         raise CodlError(f"A batch must be of 1 to {MOST} images, got {images}.")
@@ -239,3 +324,78 @@ def set_batch(proto: onnx.ModelProto, images: int) -> None:
         sizes[0].dim_value = images
     for info in [*proto.graph.output, *proto.graph.value_info]:
         info.type.tensor_type.ClearField("shape")
+
+
+# Types and sizes of all tensors, by ONNX and by ONNX Runtime.
+
+
+#: ONNX's type codes by ONNX Runtime's names.
+TENSOR_TYPES = {f"tensor({k.lower()})": code for k, code in TensorProto.DataType.items()}
+
+
+def with_shapes(source: Model) -> Model:
+    """The model with shapes of all tensors: from ONNX, and from ONNX Runtime for other domains.
+
+    ONNX Runtime's answer is empty for scalars and unknown shapes alike, so it is not used then.
+    """
+    model = infer_shapes(source.proto)
+    inferred = Model(model, source.weights)
+    versions = {item.domain: item.version for item in model.opset_import}
+    nodes = model.graph.node
+    if all(onnx.defs.has(n.op_type, versions.get(n.domain, 1), n.domain) for n in nodes):
+        return inferred
+    infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    shaped = {info.name for info in infos if not unknown_reason(info)}
+    made = [name for node in model.graph.node for name in node.output if name]
+    outputs = [onnx.ValueInfoProto(name=name) for name in made if name not in shaped]
+    asked = _cut(with_fields(model, output=outputs), known_sizes(model.graph))
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = Model(asked, source.weights).session(options)
+    except Exception:  # ONNX Runtime's exceptions share no base class
+        return inferred
+    args = [arg for arg in session.get_outputs() if arg.type in TENSOR_TYPES and arg.shape]
+    answers = {  # sizes that depend on data have names
+        arg.name: helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
+        for arg in args
+    }
+    for field in (model.graph.output, model.graph.value_info):
+        refill(field, [answers.get(info.name, info) for info in field])
+    declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
+    model.graph.value_info.extend(answers[name] for name in sorted(answers.keys() - declared))
+    return Model(infer_shapes(model, answers), source.weights)
+
+
+def _cut(proto: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model without doubtful nodes; their outputs become inputs of known sizes."""
+    cut = [
+        node
+        for node in proto.graph.node
+        if is_doubtful(node) and all(name in sizes for name in node.output if name)
+    ]
+    if not cut:
+        return proto
+    infos = (*proto.graph.value_info, *proto.graph.output)
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    made = [name for node in cut for name in node.output if name]
+    inputs = [
+        helper.make_tensor_value_info(name, types.get(name) or TensorProto.FLOAT, sizes[name])
+        for name in made
+    ]
+    gone = set(made)
+    kept = [node for node in proto.graph.node if gone.isdisjoint(node.output)]
+    return with_fields(proto, node=kept, input=[*proto.graph.input, *inputs])
+
+
+def unknown_reason(info: onnx.ValueInfoProto) -> str:
+    """Why a tensor's sizes are unknown or unusable; empty if they are known."""
+    if not info.type.tensor_type.HasField("shape"):
+        return f"The shape of the tensor {info.name!r} is not known before a run."
+    dims = info.type.tensor_type.shape.dim
+    if all(dim.dim_value > 0 for dim in dims):
+        return ""
+    sizes = text_of(info)
+    if all(dim.HasField("dim_value") for dim in dims):
+        return f"The tensor {info.name!r} is empty ({sizes}); codl has no empty tensors."
+    return f"The tensor {info.name!r} has the shape {sizes}; every size must be fixed."

@@ -1,7 +1,7 @@
-"""Builds ONNX models layer by layer, with weights made from a seed.
+"""A builder of ONNX models, layer by layer, with seeded random weights.
 
-Weights follow He's rule for the activation behind them, so that activations keep about the same
-spread from the first layer to the last, and outputs can be compared.
+Weights follow He's rule for the activation behind, so values keep about the same spread through all
+layers, and outputs can be compared.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from codl.errors import CodlError
 from codl.frontend.graph.weights import LARGE, Model
-from codl.ir.onnx_wire import stand_in
+from codl.ir.onnx_node import stand_in
 
 OPSET = 17
-#: Constants of at most this many elements may be sizes or factors that shapes depend on.
+#: Constants with at most this many elements are given to shape inference.
 SIZES = 16
 #: A height and a width; one number where they are equal.
 IntPair: TypeAlias = int | tuple[int, int]
-#: Of a message of protobuf.
-MOST_BYTES = (1 << 31) - 1
-#: Rows or columns of padding above, on the left, below and on the right; or one number for all.
+#: Padding above, left, below and right; one number if all are equal.
 Pads: TypeAlias = int | tuple[int, int, int, int]
-#: Variances of a product's weights, times its inputs: with half of the outputs made 0 behind it,
-#: and with all of them kept.
+#: Variance of a product's weights times its number of inputs: if the activation behind zeroes half
+#: of the outputs, and if it keeps all.
 HALF_KEPT, ALL_KEPT = 2.0, 1.0
-#: What nodes are called, with their number behind; others as their kind.
+#: Names of nodes, before a number; other nodes are named by type.
 WORDS: Mapping[str, str] = {
     "AveragePool": "avgpool",
     "BatchNormalization": "bn",
@@ -47,37 +44,31 @@ WORDS: Mapping[str, str] = {
 
 
 class ModelBuilder:
-    """Every method appends one node and returns the name of its output tensor.
+    """Builds a model; methods append a node and return the name of its output.
 
-    Without `weights` the model that is built declares its constants as inputs: its structure, made
-    at once however many weights it has. With weights `apart`, too, and they are in `arrays`. Large
-    weights that are not `drawn` are 0.
+    Without `weights`, the model declares constants as inputs, so that its structure is built fast.
+    If not `drawn`, large weights are 0.
     """
 
-    def __init__(self, name: str, *, seed: int = 0, weights: bool = True, apart: bool = False,
-                 drawn: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, name: str, *, seed: int = 0, weights: bool = True, drawn: bool = True
+    ) -> None:
         self.name = name
         self.seed = seed
-        #: What the names of nodes begin with from now on, where layers are given names.
-        self.scope = ""
         self.shapes: dict[str, tuple[int, ...]] = {}
-        #: How many numbers the weights are.
+        #: Number of elements of all weights.
         self.parameters = 0
-        self._weights, self._apart, self._drawn = weights, apart, drawn
-        #: Weights that are apart, by name.
-        self.arrays: dict[str, NDArray[np.float32]] = {}
-        self._types: dict[str, int] = {}
+        self._weights, self._drawn = weights, drawn
         self._nodes: list[onnx.NodeProto] = []
-        #: How many nodes there are of each kind.
+        #: Number of nodes by type.
         self._kinds: Counter[str] = Counter()
         self._constants: dict[str, NDArray[Any] | None] = {}
         self.inputs: list[str] = []
         self._outputs: list[str] = []
 
-    def input(self, name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> str:
-        """An input of the model; `element` is ONNX's code of its type."""
+    def input(self, name: str, shape: Sequence[int]) -> str:
+        """A float32 input of the model."""
         self.shapes[name] = tuple(shape)
-        self._types[name] = element
         self.inputs.append(name)
         return name
 
@@ -91,14 +82,14 @@ class ModelBuilder:
         return self._product("Conv", x, shape, oc, gain / prod(shape[1:]), bias=bias, **attributes)
 
     def conv1d(self, x: str, oc: int, kernel: int, *, pad: int, stride: int = 1) -> str:
-        """Along the last of three axes."""
+        """Convolution along the last of three axes."""
         shape = (oc, self.shapes[x][1], kernel)
         window: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
         return self._product("Conv", x, shape, oc, ALL_KEPT / prod(shape[1:]), **window)
 
     def conv_transpose(self, x: str, oc: int, kernel: IntPair, *, stride: IntPair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
-        """`pad` is what is cut off the whole result."""
+        """Transposed convolution; `pad` is cropped from the full result."""
         shape = (self.shapes[x][1], oc, *_pair(kernel))
         variance = HALF_KEPT / (shape[0] * prod(_pair(kernel)) / prod(_pair(stride)))
         window = _window(kernel, stride, pad)
@@ -106,7 +97,7 @@ class ModelBuilder:
 
     def _product(self, kind: str, x: str, shape: tuple[int, ...], oc: int, variance: float, *,
                  bias: bool = True, **attributes: Any) -> str:  # fmt: skip
-        """A node with a weight of a shape and a variance, and a bias for each of `oc` channels."""
+        """A node with a weight of a shape and variance, and a bias for `oc` channels."""
         name = self._numbered(kind)
         inputs = [x, self._normal(f"{name}.weight", shape, variance)]
         if bias:
@@ -114,8 +105,9 @@ class ModelBuilder:
         return self.node(kind, inputs, name=name, **attributes)
 
     def batch_norm(self, x: str, *, scale: float = 1.0) -> str:
-        """`scale` is the mean one; below 1 at the end of a residual branch, so that sums of many
-        branches do not grow.
+        """Batch norm; `scale` is the mean of its scales.
+
+        A scale below 1 at the end of residual branches keeps sums of many branches from growing.
         """
         spread, name = (-0.1, 0.1), self._numbered("BatchNormalization")
         ends = {"scale": (scale * 0.9, scale * 1.1), "shift": spread, "mean": spread,
@@ -129,7 +121,7 @@ class ModelBuilder:
         return self._scaled_norm("InstanceNormalization", name, x, self.shapes[x][1])
 
     def layer_norm(self, x: str, *, epsilon: float | None = None) -> str:
-        """Over the last axis; ONNX's own epsilon where none is given."""
+        """Layer norm over the last axis; by default with ONNX's epsilon."""
         kind, attributes = "LayerNormalization", {} if epsilon is None else {"epsilon": epsilon}
         return self._scaled_norm(
             kind, self._numbered(kind), x, self.shapes[x][-1], axis=-1, **attributes
@@ -153,7 +145,7 @@ class ModelBuilder:
     def _with_constants(
         self, kind: str, inputs: list[str], values: Mapping[str, Any], **attributes: Any
     ) -> str:
-        """A node that reads constants of its own behind other inputs."""
+        """A node with own constants as its last inputs."""
         name = self._numbered(kind)
         constants = [self.constant(f"{name}.{key}", value) for key, value in values.items()]
         return self.node(kind, [*inputs, *constants], name=name, **attributes)
@@ -165,19 +157,17 @@ class ModelBuilder:
         return self.node("Mul", [x, y])
 
     def scaled(self, x: str, factor: float) -> str:
-        """x * factor."""
         return self._with_constants("Mul", [x], {"factor": np.float32(factor)})
 
     def shifted(self, x: str, offset: float) -> str:
-        """x + offset."""
         return self._with_constants("Add", [x], {"offset": np.float32(offset)})
 
     def silu(self, x: str) -> str:
-        """As exporters spell it out."""
+        """x * sigmoid(x), as exporters write it."""
         return self.mul(x, self.node("Sigmoid", [x]))
 
     def gelu(self, x: str) -> str:
-        """As exporters spell it out: x / 2 * (1 + erf(x / sqrt(2)))."""
+        """x / 2 * (1 + erf(x / sqrt(2))), as exporters write it."""
         inner = self.shifted(self.node("Erf", [self.scaled(x, 0.5**0.5)]), 1.0)
         return self.scaled(self.mul(x, inner), 0.5)
 
@@ -188,11 +178,11 @@ class ModelBuilder:
         return self.node("MaxPool", [x], **_window(kernel, stride, pad))
 
     def average_pool(self, x: str, kernel: IntPair, stride: IntPair, *, pad: Pads = 0) -> str:
-        """Padding is not counted."""
+        """Average pooling that does not count padding."""
         return self.node("AveragePool", [x], **_window(kernel, stride, pad))
 
     def upsample(self, x: str, factor: IntPair) -> str:
-        """Every pixel as many rows and columns as `factor` says."""
+        """Repeat each pixel along rows and columns, `factor` times."""
         scales = {"scales": np.array([1, 1, *_pair(factor)], np.float32)}
         attributes = {"mode": "nearest", "nearest_mode": "floor"}
         attributes["coordinate_transformation_mode"] = "asymmetric"
@@ -217,7 +207,7 @@ class ModelBuilder:
         return self.node("Transpose", [x], perm=list(perm))
 
     def softmax(self, x: str) -> str:
-        """Over the last axis."""
+        """Softmax over the last axis."""
         return self.node("Softmax", [x], axis=-1)
 
     def matmul(self, x: str, y: str) -> str:
@@ -233,7 +223,7 @@ class ModelBuilder:
     def learned(
         self, name: str, shape: tuple[int, ...], *, spread: float, mean: float = 0.0
     ) -> str:
-        """Weights that are no layer's own, such as the places of tokens; normally distributed."""
+        """Normally distributed weights without a product, such as positions of tokens."""
         return self._normal(name, shape, spread**2, mean)
 
     def fully_connected(self, x: str, oc: int) -> str:
@@ -241,11 +231,10 @@ class ModelBuilder:
         return self._product("Gemm", x, (oc, features), oc, HALF_KEPT / features, transB=1)
 
     def output(self, x: str) -> None:
-        """Make a tensor an output of the model."""
         self._outputs.append(x)
 
     def node(self, kind: str, inputs: list[str], *, name: str = "", **attributes: object) -> str:
-        """Any node with one output, which is called as the node."""
+        """A node of any type; its only output has the node's name."""
         name = name or self._numbered(kind)
         node = helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.shapes[name] = self._inferred(node)
@@ -254,20 +243,25 @@ class ModelBuilder:
         return name
 
     def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
-        """Kept in every build: a size, a bound or a factor rather than a weight."""
+        """A size, bound or factor, which models without weights keep."""
         self._constants[name] = np.asarray(value)
         self.shapes[name] = np.shape(value)
         return name
+
+    @property
+    def gflops(self) -> float:
+        """GFLOPs of convolutions and matrix products, two for each multiply-add."""
+        return sum(_flops(node, self.shapes) for node in self._nodes) / 1e9
 
     def build(self) -> onnx.ModelProto:
         return self.model().whole()
 
     def model(self) -> Model:
-        """The same with large constants beside it."""
+        """The model with large constants outside the protobuf."""
         kept = {name: value for name, value in self._constants.items() if value is not None}
         missing = [name for name, value in self._constants.items() if value is None]
         every = (*self.inputs, *missing)
-        inputs = [_info(name, self.shapes[name], self._element(name)) for name in every]
+        inputs = [_info(name, self.shapes[name]) for name in every]
         outputs = [_info(name, self.shapes[name]) for name in self._outputs]
         graph = helper.make_graph(self._nodes, self.name, inputs, outputs)
         weights = {name: value for name, value in kept.items() if value.size > LARGE}
@@ -300,52 +294,33 @@ class ModelBuilder:
     def _element(self, name: str) -> int:
         value = self._constants.get(name)
         if value is None:
-            return int(self._types.get(name, TensorProto.FLOAT))
+            return int(TensorProto.FLOAT)
         return int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
     def _numbered(self, kind: str, word: str = "") -> str:
-        """A name for the next node of a kind."""
-        number, word = self._kinds[kind] + 1, word or WORDS.get(kind, kind.lower())
-        if not self.scope:
-            return f"{word}{number}"
-        first = f"{self.scope}/{word}"
-        return f"{first}{number}" if first in self.shapes else first
+        """A name for the next node of a type."""
+        return f"{word or WORDS.get(kind, kind.lower())}{self._kinds[kind] + 1}"
 
     def _random(self, name: str) -> np.random.Generator:
         """A generator that depends on the seed and the tensor's name, not on the order."""
         return np.random.default_rng([self.seed, crc32(f"{self.name}/{name}".encode())])
 
     def _normal(self, name: str, shape: tuple[int, ...], variance: float, mean: float = 0.0) -> str:
-        """Normally distributed weights of a product."""
-        self._count(prod(shape))
+        self.parameters += prod(shape)
         if not self._weights:
             return self._declared(name, shape)
         if not self._drawn and prod(shape) > LARGE:
-            return self._made(name, np.zeros(shape, np.float32))
+            return self.constant(name, np.zeros(shape, np.float32))
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
         values *= np.float32(np.sqrt(variance))
         values += np.float32(mean)
-        return self._made(name, values)
+        return self.constant(name, values)
 
     def _uniform(self, name: str, size: int, low: float, high: float) -> str:
-        self._count(size)
+        self.parameters += size
         if not self._weights:
             return self._declared(name, (size,))
-        return self._made(name, self._random(name).uniform(low, high, size).astype(np.float32))
-
-    def _count(self, numbers: int) -> None:
-        self.parameters += numbers
-        if self._weights and not self._apart and 4 * self.parameters > MOST_BYTES:
-            raise CodlError(
-                f"The weights of {self.name!r} take {4 * self.parameters} bytes; one ONNX model "
-                f"holds {MOST_BYTES} at most."
-            )
-
-    def _made(self, name: str, values: NDArray[np.float32]) -> str:
-        if not self._apart:
-            return self.constant(name, values)
-        self.arrays[name] = values
-        return self._declared(name, values.shape)
+        return self.constant(name, self._random(name).uniform(low, high, size).astype(np.float32))
 
     def _declared(self, name: str, shape: tuple[int, ...]) -> str:
         self._constants[name] = None
@@ -362,5 +337,16 @@ def _window(kernel: IntPair, stride: IntPair, pad: Pads) -> dict[str, Any]:
     return {"kernel_shape": _pair(kernel), "strides": _pair(stride), "pads": pads}
 
 
-def _info(name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, shape)
+def _flops(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    out = prod(shapes[node.output[0]])
+    if node.op_type == "Conv":  # weight (out, in / groups, rows, columns)
+        return 2 * out * prod(shapes[node.input[1]][1:])
+    if node.op_type == "ConvTranspose":  # each input goes to (out, rows, columns)
+        return 2 * prod(shapes[node.input[0]]) * prod(shapes[node.input[1]][1:])
+    if node.op_type in ("Gemm", "MatMul"):
+        return 2 * out * shapes[node.input[0]][-1]
+    return 0
+
+
+def _info(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

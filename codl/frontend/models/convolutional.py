@@ -1,19 +1,19 @@
-"""The built-in convolutional networks, each a function that describes it layer by layer."""
+"""Built-in convolutional networks, one function each."""
 
 from __future__ import annotations
 
 from codl.frontend.models.builder import ModelBuilder
 
-#: Padding of a 3x3 window of stride 2 whose output is half as large as its input.
+#: Padding with which a 3x3 window of stride 2 halves its input.
 HALVED = (0, 0, 1, 1)
 
 
 def retinaface(b: ModelBuilder) -> None:
-    """RetinaFace at 640x640 (Deng et al. 2020), as the operators of the original CoDL list it.
+    """RetinaFace at 640x640 (Deng et al. 2020), with the original CoDL's list of operators.
 
-    A ResNet-50 whose stages halve the map in their last block, and so hand on maps of 80, 40, 20
-    and 20 rows. A feature pyramid of five levels from 160 to 10 rows, and on each a context module
-    with three branches and two heads: boxes and classes of 3 anchors.
+    The backbone is a ResNet-50 whose stages halve the map in their last block, to 80, 40, 20 and 20
+    rows. A feature pyramid has five levels, from 160 to 10 rows. Each level has a context module of
+    three branches and two heads: boxes and classes of 3 anchors.
     """
     stages = (
         (3, True),
@@ -31,7 +31,7 @@ def retinaface(b: ModelBuilder) -> None:
                 maps.append(x)
             x = _pooled_bottleneck(b, x, 64 << stage, stride=2 if halves and last else 1)
         maps.append(x)
-    # The third stage's map has the size of the last one's, which has seen more.
+    # The last stage's map has the third's size and replaces it.
     for level in _pyramid(b, [maps[0], maps[1], maps[2], maps[4]]):
         context = b.concat([b.relu(b.conv(level, oc, 3, pad=1)) for oc in (128, 64, 64)])
         context = b.relu(b.conv(context, 256, 3, pad=1))
@@ -40,7 +40,7 @@ def retinaface(b: ModelBuilder) -> None:
 
 
 def _pooled_bottleneck(b: ModelBuilder, x: str, width: int, *, stride: int) -> str:
-    """A shortcut has a convolution where channels change, or else a pooling where rows do."""
+    """A bottleneck; its shortcut is a convolution if channels change, a pooling if rows do."""
     y = b.relu(_conv_norm(b, x, width))
     y = b.relu(_conv_norm(b, y, width, 3, stride=stride))
     y = _conv_norm(b, y, 4 * width, scale=0.5)
@@ -52,7 +52,7 @@ def _pooled_bottleneck(b: ModelBuilder, x: str, width: int, *, stride: int) -> s
 
 
 def _pyramid(b: ModelBuilder, maps: list[str], width: int = 256) -> list[str]:
-    """Five levels, the largest first, of four maps: each but the smallest adds what lies above."""
+    """Five levels, the largest first, of four maps; each level adds the smaller one above."""
     above = b.relu(b.conv(maps[-1], width, 1, pad=0))
     levels = [above, b.relu(b.conv(above, width, 3, stride=2, pad=HALVED))]
     for x in reversed(maps[:-1]):
@@ -63,12 +63,13 @@ def _pyramid(b: ModelBuilder, maps: list[str], width: int = 256) -> list[str]:
 
 
 def yolov2(b: ModelBuilder) -> None:
-    """YOLOv2 at 416x416, as the operators of the original CoDL list it.
+    """YOLOv2 at 416x416, with the original CoDL's list of operators.
 
-    Darknet-19 as backbone; the head sees the last pooled map (512 channels) beside the backbone's
-    output (1024), which gives the published 1536-channel convolution. 125 outputs: 5 boxes of 25.
+    The backbone is Darknet-19. The head reads the last pooled map (512 channels) beside the
+    backbone's output (1024), hence the published 1536-channel convolution. The 125 outputs are 5
+    boxes of 25.
     """
-    # Output channels of 3x3 convolutions; of 1x1 where negative; 0 is a 2x2 max pooling.
+    # Output channels: of 3x3 convolutions, of 1x1 if negative; 0 is a 2x2 max pooling.
     backbone = (32, 0, 64, 0, 128, -64, 128, 0, 256, -128, 256, 0, 512, -256, 512, -256, 512, 0)
     tail = (1024, -512, 1024, -512, 1024, 1024, 1024)
 
@@ -98,12 +99,12 @@ def vgg16(b: ModelBuilder) -> None:
 
 
 def posenet(b: ModelBuilder) -> None:
-    """PoseNet at 256x256, as the operators of the original CoDL list it: 21 points of a hand.
+    """PoseNet at 256x256 for 21 points of a hand, with the original CoDL's list of operators.
 
-    A convolutional pose machine (Wei et al. 2016) with VGG's first layers in front. Every stage
-    makes a map for each point, and the next one sees those beside the features.
+    A convolutional pose machine (Wei et al. 2016) behind VGG's first layers. Each stage makes a map
+    for each point, which the next stage reads beside the features.
     """
-    # Output channels of the 3x3 convolutions in front; 0 is a 2x2 max pooling.
+    # Output channels of the first 3x3 convolutions; 0 is a 2x2 max pooling.
     front = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 256, 256, 256, 256, 128)
     points = 21
 
@@ -125,8 +126,8 @@ def posenet(b: ModelBuilder) -> None:
 def fast_style_transfer(b: ModelBuilder) -> None:
     """Fast Style Transfer at 480x640 (Johnson et al. 2016, with norms of Ulyanov et al. 2016).
 
-    Its convolutions are those that the operators of the original CoDL list. Transposed convolutions
-    lead back to the size of the image, whose values are 0 ... 255, or a little outside.
+    Convolutions follow the original CoDL's list of operators. Transposed convolutions restore the
+    image's size. Values are 0 to 255, or slightly outside.
     """
     image = b.input("image", (1, 3, 480, 640))
     x = b.relu(b.instance_norm(b.conv(image, 32, 9, pad=4, bias=False)))
@@ -145,8 +146,8 @@ def fast_style_transfer(b: ModelBuilder) -> None:
 def alexnet(b: ModelBuilder) -> None:
     """AlexNet at 224x224 without groups (Krizhevsky 2014), to the logits of 1000 classes.
 
-    Convolutions and poolings keep a stride's share of their input, so that the fully connected
-    layers see the 7x7 maps that the operators of the original CoDL list.
+    Convolutions and poolings divide sizes by their strides, so fully connected layers read the 7x7
+    maps of the original CoDL's list of operators.
     """
     x = b.input("image", (1, 3, 224, 224))
     x = b.max_pool(b.relu(b.conv(x, 64, 11, stride=4, pad=(3, 3, 4, 4))), 3, 2, pad=HALVED)
@@ -199,9 +200,9 @@ def resnet50(b: ModelBuilder) -> None:
 
 
 def resnet50_v2(b: ModelBuilder) -> None:
-    """ResNet-50 v2 at 224x224 (He et al. 2016): batch norm and ReLU in front of every convolution.
+    """ResNet-50 v2 at 224x224 (He et al. 2016): batch norm and ReLU before each convolution.
 
-    The one in front of a block follows a sum, so no convolution can take it in.
+    A block's first norm follows a sum, so no convolution can fold it.
     """
     x = b.conv(b.input("image", (1, 3, 224, 224)), 64, 7, pad=3, stride=2)
     x = b.max_pool(x, 3, 2, pad=1)
@@ -215,7 +216,7 @@ def resnet50_v2(b: ModelBuilder) -> None:
 
 
 def _resnet50_blocks() -> list[tuple[int, int, bool]]:
-    """Width and stride of every bottleneck, and whether it is the first of its stage."""
+    """Width and stride of each bottleneck, and whether it is the first of its stage."""
     return [
         (64 << stage, 2 if stage and not block else 1, not block)
         for stage, blocks in enumerate((3, 4, 6, 3))
@@ -224,7 +225,7 @@ def _resnet50_blocks() -> list[tuple[int, int, bool]]:
 
 
 def op_chain(b: ModelBuilder) -> None:
-    """A straight line of a few operators, in which every cut into chains can be tried."""
+    """A linear chain of few operators, short enough to try all cuts into chains."""
     x = b.relu(b.conv(b.input("image", (1, 32, 56, 56)), 64, 3, pad=1))
     x = b.relu(b.conv(x, 128, 1, pad=0))
     x = b.relu(b.conv(x, 128, 3, pad=1, groups=128))
@@ -238,7 +239,7 @@ def _conv_norm(
     b: ModelBuilder, x: str, oc: int, kernel: int = 1, *, stride: int = 1, groups: int = 1,
     scale: float = 1.0,
 ) -> str:  # fmt: skip
-    """Convolution and batch norm; `scale` is the norm's mean one."""
+    """Convolution and batch norm; `scale` is the mean of the norm's scales."""
     x = b.conv(x, oc, kernel, pad=kernel // 2, stride=stride, bias=False, groups=groups)
     return b.batch_norm(x, scale=scale)
 
@@ -252,7 +253,7 @@ def _conv_relu6(
 def _classify(
     b: ModelBuilder, x: str, *, hidden: tuple[int, ...] = (), classes: int = 1000
 ) -> None:
-    """Fully connected layers behind a map, to the model's output."""
+    """Fully connected layers from a map to the model's output."""
     x = b.flatten(x)
     for features in hidden:
         x = b.relu(b.fully_connected(x, features))

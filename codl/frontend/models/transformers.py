@@ -1,4 +1,4 @@
-"""The built-in transformers, as exporters write them; their inputs are tokens' embeddings."""
+"""Built-in transformers, as exporters write them, on embeddings, images or sound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codl.frontend.models.builder import ALL_KEPT, ModelBuilder
 
 @dataclass(frozen=True)
 class Transformer:
-    """`layers` of `features` with as many `heads`; `widened` features between the two products."""
+    """Sizes of a transformer; `widened` are the features inside feed-forward blocks."""
 
     layers: int
     features: int
@@ -36,10 +36,7 @@ def bert(b: ModelBuilder, sizes: Transformer = BASE, tokens: int = 128) -> None:
 
 
 def vit_base(b: ModelBuilder, sizes: Transformer = BASE, side: int = 224) -> None:
-    """ViT-B/16 at 224x224 (Dosovitskiy et al. 2021), to the logits of 1000 classes.
-
-    A token for the class stands in front of those of the patches.
-    """
+    """ViT-B/16 at 224x224 (Dosovitskiy et al. 2021), class token first, to 1000 logits."""
     patch, features = 16, sizes.features
     image = b.input("image", (1, 3, side, side))
     patches = b.conv(image, features, patch, pad=0, stride=patch, gain=ALL_KEPT)
@@ -59,15 +56,15 @@ def deit_tiny(b: ModelBuilder) -> None:
 def whisper_tiny_encoder(
     b: ModelBuilder, sizes: Transformer = WHISPER_TINY, frames: int = 3000
 ) -> None:
-    """The encoder of Whisper tiny (Radford et al. 2022): 30 seconds of 80 mel bands to 1500 tokens.
+    """Encoder of Whisper tiny (Radford et al. 2022): 30 s of 80 mel bands to 1500 tokens.
 
-    Two convolutions in time, of which the second halves it; keys have no bias.
+    Two convolutions in time come first, the second of stride 2; keys have no bias.
     """
     x = b.input("mel", (1, 80, frames))
     x = b.gelu(b.conv1d(x, sizes.features, 3, pad=1))
     x = b.gelu(b.conv1d(x, sizes.features, 3, pad=1, stride=2))
     x = b.transpose(x, (0, 2, 1))
-    # Sines, then cosines, of a token's place at as many wavelengths, the longest 10000 * 2 pi.
+    # Sines, then cosines, of a token's place; the longest wavelength is 10000 * 2 pi.
     _, tokens, features = b.shapes[x]
     half = features // 2
     angles = np.arange(tokens)[:, None] * 10000 ** -(np.arange(half) / (half - 1))
@@ -77,9 +74,9 @@ def whisper_tiny_encoder(
 
 
 def sd_unet_block(b: ModelBuilder, channels: int = 640, side: int = 32) -> None:
-    """A block of Stable Diffusion 1.x's UNet (Rombach et al. 2022), of its second level: 640x32x32.
+    """Second-level UNet block of Stable Diffusion 1.x (Rombach et al. 2022): 640x32x32.
 
-    A residual block that knows the time, and a transformer that attends to the image and to a text.
+    A residual block that adds the time, and a transformer with attention to image and text.
     """
     image = b.input("image", (1, channels, side, side))
     time = b.input("time", (1, 1280))
@@ -88,7 +85,7 @@ def sd_unet_block(b: ModelBuilder, channels: int = 640, side: int = 32) -> None:
 
 
 def _residual(b: ModelBuilder, x: str, time: str) -> str:
-    """Two convolutions, between which the time is added to every channel."""
+    """Two convolutions; the time is added to each channel in between."""
     channels = b.shapes[x][1]
     y = b.conv(b.silu(_group_norm(b, x, 1e-5)), channels, 3, pad=1)
     shift = b.linear(b.silu(time), channels)
@@ -97,7 +94,7 @@ def _residual(b: ModelBuilder, x: str, time: str) -> str:
 
 
 def _image_transformer(b: ModelBuilder, x: str, text: str, heads: int = 8) -> str:
-    """Pixels as tokens; attention to themselves, to the text, and a gated pair of products."""
+    """Attention of pixels to each other and to the text, and a gated pair of products."""
     n, channels, height, width = b.shapes[x]
     y = b.conv(_group_norm(b, x, 1e-6), channels, 1, pad=0, gain=1)
     y = b.transpose(b.reshape(y, (n, channels, height * width)), (0, 2, 1))
@@ -112,7 +109,7 @@ def _image_transformer(b: ModelBuilder, x: str, text: str, heads: int = 8) -> st
 
 
 def _group_norm(b: ModelBuilder, x: str, epsilon: float, groups: int = 32) -> str:
-    """As exporters spell it out below opset 18: an instance norm of groups, and an affine."""
+    """Group norm as exporters write it below opset 18: an instance norm, and an affine."""
     name, shape = f"{x}.norm", b.shapes[x]
     ones = b.constant(f"{name}.ones", np.ones(groups, np.float32))
     zeros = b.constant(f"{name}.zeros", np.zeros(groups, np.float32))
@@ -124,7 +121,7 @@ def _group_norm(b: ModelBuilder, x: str, epsilon: float, groups: int = 32) -> st
 
 
 def matmul(b: ModelBuilder, size: int = 512, batch: int = 4) -> None:
-    """Matrix products in a row: of two inputs, of several matrices at once, and with constants."""
+    """Matrix products in sequence: of two inputs, with constants, and batched."""
     x = b.matmul(b.input("a", (1, size, size)), b.input("b", (1, size, size)))
     x = b.scaled(x, 4 / size)
     x = b.relu(b.linear(x, 2 * size))
@@ -137,7 +134,7 @@ def matmul(b: ModelBuilder, size: int = 512, batch: int = 4) -> None:
 def _encode(
     b: ModelBuilder, x: str, sizes: Transformer, *, epsilon: float, key_bias: bool = True
 ) -> str:
-    """Layers with a norm in front of every branch, and one behind all."""
+    """Layers with a norm before each branch, and a final norm."""
     for _ in range(sizes.layers):
         y = b.layer_norm(x, epsilon=epsilon)
         x = b.add(x, attention(b, y, sizes.heads, key_bias=key_bias))
@@ -150,7 +147,7 @@ def attention(
     b: ModelBuilder, x: str, heads: int, *, source: str = "", bias: bool = True,
     key_bias: bool = True,
 ) -> str:  # fmt: skip
-    """Of x to itself, or to the tokens of a `source`; `bias` is that of q, k and v."""
+    """Attention of x to itself, or to the tokens of `source`; `bias` adds biases to q, k and v."""
     source, features = source or x, b.shapes[x][-1]
     queries = _split_heads(b, b.linear(x, features, bias=bias), heads)
     keys = b.linear(source, features, bias=bias and key_bias)
@@ -167,7 +164,7 @@ def _split_heads(b: ModelBuilder, x: str, heads: int, *, turned: bool = False) -
 
 
 def _attend(b: ModelBuilder, queries: str, keys: str, values: str) -> str:
-    """Attention of heads, with turned keys; joined to (1, tokens, features) again."""
+    """Attention by head with transposed keys; joined to (1, tokens, features)."""
     n, heads, tokens, each = b.shapes[queries]
     scores = b.scaled(b.matmul(queries, keys), each**-0.5)
     mixed = b.matmul(b.softmax(scores), values)

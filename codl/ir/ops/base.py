@@ -1,7 +1,7 @@
-"""What every operator declares: shapes, work, and which inputs a part of the output needs.
+"""The base of operators: shapes, FLOPs, and the input region of an output region.
 
-Everything else follows from that declaration: the halo of a split (padding of the paper's Eq. 1),
-what may be chained, what must be shared at a chain's ends, and the features of the predictors.
+Other facts derive from these: a split's halo (padding of the paper's Eq. 1), legal chains, the
+regions shared at a chain's ends, and predictors' features.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from codl.ir.columns import Columns, GenericColumns
 from codl.ir.region import Region, Shape, Span
 from codl.registry import Registry
 
-#: Maps and channels grow by 2 to a power up to these.
-RESOLUTION, WIDTH = 1.0, 1.0
-#: Columns for every row of an image; most are square.
+#: Columns per row of synthetic maps; most are square.
 ASPECTS = (1.0, 1.0, 1.0, 1.0, 4 / 3, 3 / 4, 16 / 9)
-#: Maps do not get smaller than this, unless a model has such.
+#: The smallest synthetic map, unless the model's own is smaller.
 LEAST_MAP = 4
-#: Above this, channels are a multiple of the step below it, as models have them.
+#: Above `FEW_CHANNELS`, channels are multiples of `STEP`, as in models.
 FEW_CHANNELS, STEP = 16, 8
 
 
 class SyntheticGroup(NamedTuple):
-    """Ops that new ones are made among, as they have kernel variants of their own.
+    """A group of ops from which synthetic ops are drawn.
 
-    Groups get new ops by their `weight`; within one, ops that differ in `algorithm` do not vary
-    into each other.
+    A group has kernel variants of its own, and synthetic ops in proportion to `weight`. Ops of one
+    group are only mixed if their `algorithm` is equal.
     """
 
     name: str
@@ -41,24 +39,19 @@ class SyntheticGroup(NamedTuple):
     algorithm: Hashable = None
 
 
-def factor(dice: Random, power: float) -> float:
-    """2 to a power between -`power` and `power`."""
-    return float(2 ** dice.uniform(-power, power))
-
-
 def width(dice: Random) -> float:
-    """How many times as many channels another network has."""
-    return factor(dice, WIDTH)
+    """A random factor of rows or channels, from a half to two."""
+    return float(2 ** dice.uniform(-1, 1))
 
 
 def channels(size: float) -> int:
-    """The number of channels nearest to `size` that models have."""
+    """The number of channels nearest to `size` that occurs in models."""
     return max(1, round(size)) if size < FEW_CHANNELS else STEP * round(size / STEP)
 
 
 def map_size(shape: Shape, dice: Random, least: int = 1) -> tuple[int, int]:
-    """Rows and columns of a map for an image of another size and shape, `least` at least."""
-    h = shape.h * factor(dice, RESOLUTION)
+    """Random rows and columns of a map, for another image size and aspect; at least `least`."""
+    h = shape.h * width(dice)
     w = h * shape.w / shape.h * dice.choice(ASPECTS)
     return (
         max(round(h), min(shape.h, LEAST_MAP), least),
@@ -67,19 +60,19 @@ def map_size(shape: Shape, dice: Random, least: int = 1) -> tuple[int, int]:
 
 
 Array: TypeAlias = NDArray[np.float32]
-#: What references compute with.
+#: Arrays of references.
 Values: TypeAlias = NDArray[np.float64]
-#: float32, or words of as many bytes into which shorter numbers are packed.
+#: float32, or 4-byte words into which shorter numbers are packed.
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 Dim: TypeAlias = Literal["H", "OC", "N"]
 SomeOp = TypeVar("SomeOp", bound="Op")
 
-#: What of a region every dimension cuts.
+#: The field of `Region` that a dimension cuts.
 AXES: Mapping[Dim, str] = {"H": "rows", "OC": "channels", "N": "images"}
 
 
 class Pad(NamedTuple):
-    """Explicit padding, in elements; either shard of a split has it on its outer sides only."""
+    """Explicit padding in elements; a shard of a split has only its outer sides' padding."""
 
     top: int
     left: int
@@ -87,7 +80,7 @@ class Pad(NamedTuple):
     right: int
 
 
-#: Activations by name, with the parameters (`alpha`, `beta`) that each takes, in float64.
+#: Activations by name: number of parameters (`alpha`, `beta`), and the function in float64.
 ACTIVATIONS: Mapping[str, tuple[int, Callable[..., NDArray[np.float64]]]] = {
     "none": (0, lambda x: x),
     "relu": (0, lambda x: np.maximum(x, 0)),
@@ -107,7 +100,7 @@ ACTIVATIONS: Mapping[str, tuple[int, Callable[..., NDArray[np.float64]]]] = {
 
 @dataclass(frozen=True)
 class Activation:
-    """A function applied to every element of an operator's output, one of `ACTIVATIONS`."""
+    """A function of each element of an operator's output, one of `ACTIVATIONS`."""
 
     kind: str = "none"
     alpha: float = 0.0
@@ -123,35 +116,32 @@ class Activation:
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One operator: a node's type, shapes and attributes, without its weights.
+    """An operator: type, shapes and attributes of a node, without weights.
 
-    Frozen and hashable, so that equal operators are measured and predicted once. A subclass sets
-    `kind`, which adds it to `OP_TYPES`, and implements the abstract properties. Its fields are all
-    that it is: `codl.ir.op_text` writes and reads them by their types. A shard of a split op is
-    again an `Op`.
+    Ops are hashable, so equal ops are measured and predicted once. A subclass with a `kind` is
+    added to `OP_TYPES`; it implements the abstract properties. `codl.ir.op_text` writes and reads
+    the fields by their types. A shard of a split op is an `Op` too.
     """
 
     inputs: tuple[Shape, ...]
     activation: Activation = Activation()
-    #: Whether an earlier op may have made NaN or infinities of numbers: variants that would change
-    #: them refuse the op.
+    #: Whether inputs may hold NaN or infinities; variants that would change these refuse the op.
     nonfinite: bool = False
 
     kind: ClassVar[str] = ""
-    #: Small ops of this kind as text, such that each kernel variant accepts one: what the common
-    #: test of all that is registered runs.
+    #: Small ops as text, with one at least for each kernel variant; all kernels are tested on them.
     examples: ClassVar[tuple[str, ...]] = ()
-    #: Whether an activation behind the op can become a part of it.
+    #: Whether a following activation can be fused into the op.
     fuses_activations: ClassVar[bool] = True
-    #: Multiplies matrices, which keeps the multiply-add units of a core busy.
+    #: Whether the op multiplies matrices, which keeps a core's multiply-add units busy.
     is_product: ClassVar[bool] = False
-    #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.
+    #: Whether the op takes less time than a change of CPU library, so it runs in its neighbours'.
     is_light: ClassVar[bool] = False
-    #: Kernels see its tensors as arrays, whose channels come in no blocks and are cut anywhere.
+    #: Whether kernels take dense arrays: no blocks of channels, cuts anywhere.
     is_dense: ClassVar[bool] = False
-    #: Measured for several images at once, too: networks are made of it.
+    #: Whether the op is also measured for several images, as a main part of networks.
     is_batched: ClassVar[bool] = False
-    #: The sizes of many such ops as columns, from which features are computed.
+    #: Columns of this kind, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 
     def __init_subclass__(cls) -> None:
@@ -161,35 +151,34 @@ class Op:
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """Dimensions on which the output may be split; the first is preferred on ties."""
+        """Dimensions on which the output may be split; ties go to the first."""
         images: tuple[Dim, ...] = ("N",) if self.output.n > 1 else ()
         return (*self.inner_dims, *images)
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:
-        """Those of `dims` that cut through images."""
+        """Dimensions of a split within images."""
         raise NotImplementedError
 
     @property
     def images(self) -> int:
-        """How many images are computed one after another, by the kernels of one image."""
+        """Number of images that one-image kernels compute in sequence."""
         return self.output.n
 
     @property
     def one_image(self) -> Op:
-        """What is computed for each of `images`."""
         if self.images == 1:
             return self
         return self.restrict(Region.whole(self.output)._replace(images=Span(0, 1)))
 
     @property
     def carries_channels(self) -> bool:
-        """True where some output channels need a part of an input alone: an OC chain may go on."""
+        """Whether some output channels need only a part of an input, so OC chains continue."""
         return False
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the output is the first input, element by element, under other sizes."""
+        """Whether the output has the first input's elements in order, under other sizes."""
         return False
 
     @property
@@ -202,9 +191,9 @@ class Op:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, a multiply-add counted as two, as its columns have them.
+        """Floating-point operations, a multiply-add as two, from the kind's columns.
 
-        One for each output element, where a kind has no columns of its own and says nothing else.
+        A kind without own columns has one for each output element, unless it overrides this.
         """
         if self.size_columns is GenericColumns:
             return self.output.elements
@@ -212,116 +201,116 @@ class Op:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape, in elements of 4 bytes, of every weight; empty for an op without any."""
+        """Shape of each weight by name, in 4-byte elements; empty without weights."""
         return {}
 
     def weights_of(self, values: Callable[[tuple[int, ...]], Array]) -> Weights:
-        """Weights from floats of any shape, for measuring and testing."""
+        """Weights from a function that gives floats of a shape, for measurements and tests."""
         return {name: values(shape) for name, shape in self.weight_shapes.items()}
 
     @property
     def read_elements(self) -> int:
-        """Elements of the inputs that are read, each counted once: of most ops all."""
+        """Elements of the inputs that are read, each counted once; by default all."""
         return sum(shape.elements for shape in self.inputs)
 
     @property
     def bytes(self) -> int:
-        """Bytes of what is read of inputs, of weights and of the output as float32."""
+        """Bytes of read inputs, weights and output, as float32."""
         weights = sum(4 * int(np.prod(shape)) for shape in self.weight_shapes.values())
         return 4 * self.read_elements + weights + self.output.bytes
 
     @property
     def flavor(self) -> str:
-        """What tells ops of one kind apart in latency, such as a pooling's mode; "" for most."""
+        """Attribute with separate predictors, such as a pooling's mode; mostly ""."""
         return ""
 
     @property
     def channel_step(self) -> int:
-        """A cut through the output channels must lie on a multiple of this."""
+        """Channels in a unit: cuts lie on multiples of it."""
         return 1
 
     @property
     def problem(self) -> str | None:
-        """What of the op's numbers does not fit together; None for an op that can be computed."""
+        """The reason why attributes do not fit together; None for a valid op."""
         return None
 
     @property
     def stands_for(self) -> tuple[Op, ...]:
-        """Ops that do the same one after the other: what an op that nobody measured may cost."""
+        """Ops whose sequence computes the same, to estimate an op without measurements."""
         return ()
 
     @property
     def synthetic_group(self) -> SyntheticGroup | None:
-        """The ops that new ones like this one are made with; None where `synthesize` makes none."""
+        """The group of synthetic ops; None for kinds without `synthesize`."""
         return None
 
     @property
     def synthetic_sizes(self) -> tuple[int, ...]:
-        """The sizes over whose range new ops are spread: channels, rows and columns."""
+        """Sizes over which synthetic ops are spread: channels, rows and columns."""
         return (self.output.c, self.input.h, self.input.w, *(shape.c for shape in self.inputs))
 
     def synthesize(self, other: Op, dice: Random) -> Op:
-        """The op of another network in the place of this one, with sizes that it may have there.
+        """A synthetic op like this one, with sizes of another network.
 
-        `other` is one of the same group, for what can only be between two. May raise `CodlError`
-        where the sizes that were drawn do not fit.
+        `other` is an op of the same group, for sizes drawn between two. May raise `CodlError` where
+        the drawn sizes do not fit.
         """
         raise NotImplementedError
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        """The region of input `index` from which the region `part` of the output is computed."""
+        """The region of input `index` that the output region `part` depends on."""
         raise NotImplementedError
 
     def around(self, part: Region) -> Region:
-        """The smallest region with `part` in it that a part of the op computes.
+        """The smallest computable region that contains `part`.
 
-        All of what no dimension cuts, and of channels that belong together all.
+        It has the full range of each dimension outside `dims`, and whole units of channels.
         """
         whole, dims = Region.whole(self.output), self.dims
         fixed = {AXES[dim]: getattr(whole, AXES[dim]) for dim in AXES if dim not in dims}
         part = part._replace(**fixed)
-        return part._replace(channels=part.channels.in_steps(self.channel_step))
+        (first, last), step = part.channels, self.channel_step
+        return part._replace(channels=Span(first // step * step, -(-last // step) * step))
 
     def _with(self: SomeOp, **fields: Any) -> SomeOp:
-        """As `dataclasses.replace`, in a fifth of the time: a search makes thousands of parts.
+        """`dataclasses.replace` in a fifth of the time, as searches make thousands of parts.
 
-        For ops that check nothing and keep nothing but their fields.
+        Only for ops without checks and cached attributes.
         """
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **fields)
         return made
 
     def restrict(self, part: Region) -> Op:
-        """The ordinary op that computes the region `part` of the output from what it needs."""
+        """The op that computes the output region `part` from its `needs`."""
         raise NotImplementedError
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
-        """The weights of `restrict(part)`, as views: all have an output channel as first axis."""
+        """The weights of `restrict(part)`, as views; by default rows of the first axis."""
         rows = slice(*part.channels)
         return {name: value[rows] for name, value in weights.items()}
 
     def reference(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        """The output in float64, as nchw: what every kernel is tested against."""
+        """The output in float64, nchw: the reference of all kernel tests."""
         return self.activation.reference(self.computed(inputs, weights).reshape(self.output))
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        """The same before the activation and under any sizes, written for clarity."""
+        """The output before the activation, in any shape, in the clearest form."""
         raise NotImplementedError
 
     def with_activation(self, activation: Activation) -> Op:
         return replace(self, activation=activation)
 
 
-#: Every operator's class by its `kind`.
+#: Classes of operators by `kind`.
 OP_TYPES: Registry[type[Op]] = Registry("op")
 
 
 def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
-    """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
+    """Cut an op's output into the CPU's and the GPU's region; the GPU has the first part.
 
-    `align` rounds a cut through channels to whole blocks of the GPU's layout, where it has any;
-    rows and images are cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither,
-    where the size allows.
+    `align` rounds cuts of channels to whole blocks of the GPU's layout; rows and images are cut
+    anywhere. Ratio 0 or 1 leaves one side empty; others leave neither empty where the size allows.
     """
     (place,) = cuts(op, dim, [gpu_ratio], align=align)
     whole, axis = Region.whole(op.output), AXES[dim]
@@ -331,7 +320,7 @@ def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region
 
 
 def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> list[int]:
-    """Where `split` cuts an op's output at such ratios: how many rows, say, are the GPU's."""
+    """The GPU's rows, channels or images at each ratio, as `split` cuts."""
     size = getattr(Region.whole(op.output), AXES[dim]).size
     step = cut_step(op, dim, align)
     places = []
@@ -344,7 +333,7 @@ def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> li
 
 
 def cut_step(op: Op, dim: Dim, align: int) -> int:
-    """A cut through an op lies on a multiple of this where channels come in blocks of `align`."""
+    """The step of cuts through an op, with channels in blocks of `align`."""
     if dim != "OC":
         return 1
     return lcm(op.channel_step, 1 if op.is_dense else align)

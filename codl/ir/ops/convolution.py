@@ -1,4 +1,4 @@
-"""Convolution in two dimensions and its transpose, of any number of groups of channels."""
+"""Two-dimensional convolution and its transpose, with groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from codl.ir.region import Region, Shape, Span
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedOp(Op):
-    """A cut through OC leaves groups whole (`channel_step`)."""
+    """Base of ops with groups of channels; cuts through OC leave groups whole."""
 
     kernel: Size2
     out_channels: int
@@ -65,31 +65,28 @@ class GroupedOp(Op):
         return 1 if self.groups == 1 else self.out_channels // self.groups
 
     def group_span(self, channels: Span) -> Span:
-        """The groups that the output `channels` belong to."""
         per_group = self.out_channels // self.groups
         return Span(channels.start // per_group, -(-channels.stop // per_group))
 
     def group_inputs(self, channels: Span) -> Span:
-        """The input channels of those groups."""
+        """The input channels of the output channels' groups."""
         if self.groups == 1 and channels.start < channels.stop:
             return Span(0, self.input.c)
         groups, per_group = self.group_span(channels), self.input.c // self.groups
         return Span(groups.start * per_group, groups.stop * per_group)
 
 
-#: New ops: output channels are changed by 2 to a power of this standard deviation.
+#: Standard deviation of the power of 2 that changes output channels of synthetic ops.
 OWN_WIDTH = 0.4
-#: The largest factor between channels in and out, unless their model's is larger; and the most
-#: channels of an image, which keeps its own.
+#: Largest synthetic ratio of channels in and out, unless the model's is larger. Inputs of up to
+#: `IMAGE` channels keep their number.
 CHANNEL_RATIO, IMAGE = 8.0, 4
-#: What is read of ops, together, and without a call for each.
+#: Reads these attributes in one call per op.
 _SIZES = attrgetter("inputs", "kernel", "stride", "pad", "dilation", "out_channels", "groups")
 
 
 @dataclass(frozen=True)
 class ConvColumns(WindowColumns):
-    """Convolutions: also output channels (`oc`) and groups."""
-
     oc: Column
     groups: Column
 
@@ -102,7 +99,6 @@ class ConvColumns(WindowColumns):
 
     @cached_property
     def group_ic(self) -> Column:
-        """Input channels of one group."""
         return np.floor(self.ic / self.groups)
 
     @cached_property
@@ -132,9 +128,9 @@ class ConvColumns(WindowColumns):
 
 @dataclass(frozen=True, kw_only=True)
 class Conv2d(GroupedOp, WindowOp):
-    """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels).
+    """Convolution with zero padding and groups.
 
-    A cut through OC leaves groups whole (`channel_step`).
+    `weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels).
     """
 
     kind: ClassVar[str] = "conv2d"
@@ -157,7 +153,7 @@ class Conv2d(GroupedOp, WindowOp):
 
     @property
     def synthetic_group(self) -> SyntheticGroup:
-        """By the window, as few kernel variants take all of them."""
+        """Groups by window, since most kernel variants take certain windows only."""
         is_strided = max(self.stride) > 1
         if self.groups > 1:
             name, weight = "groups", 4
@@ -184,7 +180,7 @@ class Conv2d(GroupedOp, WindowOp):
         return replace(self, inputs=(Shape(1, c, h, w),), out_channels=out)
 
     def _grouped_like(self, h: int, w: int, times: float) -> Conv2d:
-        """With as many channels in a group; a depthwise one has one in each."""
+        """A grouped convolution of other sizes, with equal channels per group."""
         per_group = self.input.c // self.groups
         c = max(1, channels(self.input.c * times) // per_group) * per_group
         groups = c // per_group
@@ -211,7 +207,7 @@ class Conv2d(GroupedOp, WindowOp):
         n, groups, pixels = self.input.n, self.groups, self.out_hw.h * self.out_hw.w
         weight = weights["weight"].astype(np.float64).transpose(2, 3, 0, 1)
         weight = weight.reshape(*self.kernel, groups, self.out_channels // groups, -1)
-        # Tap by tap, as products of matrices: all taps at once would take that many times the room.
+        # A matrix product per tap: all taps at once would take as many times the memory.
         sums = np.zeros((n, groups, self.out_channels // groups, pixels))
         for y, x in np.ndindex(*self.kernel):
             sums += weight[y, x] @ taps[..., y, x].reshape(n, groups, -1, pixels)
@@ -224,9 +220,9 @@ class Conv2d(GroupedOp, WindowOp):
 class ConvTranspose2d(GroupedOp):
     """Input pixel (y, x) and tap (ky, kx) add to row `y * stride + ky * dilation - crop`.
 
-    `size` are the output's rows and columns; `crop` those of the whole result before them, which
-    are negative where the output begins before it. `weight` is (out_channels, in_channels / groups,
-    kernel h, kernel w), with the output channels first unlike ONNX's; `bias` (out_channels).
+    `size` are the output's rows and columns. `crop` are rows and columns of the full result before
+    the output, negative if the output begins earlier. `weight` is (out_channels, in_channels /
+    groups, kernel h, kernel w), unlike ONNX's; `bias` (out_channels).
     """
 
     size: Size2
@@ -242,7 +238,7 @@ class ConvTranspose2d(GroupedOp):
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:
-        """Rows are cut only where no stride jumps over the window."""
+        """Rows are cut only if windows cover all rows, with no stride beyond the extent."""
         return ("H", "OC") if self.extent.h >= self.stride.h else ("OC",)
 
     @property
@@ -255,17 +251,14 @@ class ConvTranspose2d(GroupedOp):
 
     @property
     def flops(self) -> int:
-        """Counted per input pixel, as if nothing were cropped."""
-        return 2 * self.input.elements * self.out_channels // self.groups * self._taps
-
-    @property
-    def _taps(self) -> int:
-        return self.kernel.h * self.kernel.w
+        """Operations of all input pixels, cropped ones included."""
+        taps = self.kernel.h * self.kernel.w
+        return 2 * self.input.elements * self.out_channels // self.groups * taps
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        """Rows of which some tap falls on the part; one where there are none.
+        """Input rows with a tap in `part`; at least one row.
 
-        Where a stride jumps over the window, the first is at the part's first row or before it.
+        With a stride beyond the window, the first row lies at the part's first row or before it.
         """
         top = part.rows.start + self.crop.h
         first = min(-(-(top - self.extent.h + 1) // self.stride.h), top // self.stride.h)
@@ -293,19 +286,17 @@ class ConvTranspose2d(GroupedOp):
         weight = weight.reshape(self.groups, -1, c // self.groups, *self.kernel)
         spread = np.einsum("ngihw,goikl->ngohwkl", x, weight)
         spread = spread.reshape(n, self.out_channels, h, w, *self.kernel)
-        # Everything lies in the middle of enough room on all sides.
-        lengths = zip(self.crop, self.size, (h, w), self.stride, self.extent, strict=True)
-        room = [abs(crop) + size + n * stride + extent for crop, size, n, stride, extent in lengths]
-        before = [abs(min(crop, 0)) for crop in self.crop]
-        whole = np.zeros((n, self.out_channels, *room))
-        for ky in range(self.kernel.h):
-            for kx in range(self.kernel.w):
-                y = before[0] + ky * self.dilation.h
-                x0 = before[1] + kx * self.dilation.w
-                rows = slice(y, y + (h - 1) * self.stride.h + 1, self.stride.h)
-                columns = slice(x0, x0 + (w - 1) * self.stride.w + 1, self.stride.w)
-                whole[:, :, rows, columns] += spread[..., ky, kx]
+        lengths = zip((h, w), self.stride, self.extent, strict=True)
+        full = np.zeros((n, self.out_channels, *((m - 1) * step + e for m, step, e in lengths)))
+        for ky, kx in np.ndindex(*self.kernel):
+            y, x0 = ky * self.dilation.h, kx * self.dilation.w
+            rows = slice(y, y + (h - 1) * self.stride.h + 1, self.stride.h)
+            columns = slice(x0, x0 + (w - 1) * self.stride.w + 1, self.stride.w)
+            full[:, :, rows, columns] += spread[..., ky, kx]
+        ends = zip(self.crop, self.size, full.shape[2:], strict=True)
+        room = [(max(-crop, 0), max(crop + size - m, 0)) for crop, size, m in ends]
         top, left = max(self.crop.h, 0), max(self.crop.w, 0)
-        out = whole[:, :, top : top + self.size.h, left : left + self.size.w]
+        out = np.pad(full, ((0, 0), (0, 0), *room))
+        out = out[:, :, top : top + self.size.h, left : left + self.size.w]
         bias = weights["bias"].astype(np.float64)[None, :, None, None]
         return out + bias

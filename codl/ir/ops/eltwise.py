@@ -1,4 +1,4 @@
-"""Element-wise operators on one or two tensors, with broadcasting: residual adds, scales, gates."""
+"""Element-wise operators of one or two tensors, with broadcasting."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def _softplus(x: Values) -> Values:
     return result
 
 
-#: What every mode computes, those of one input behind the others. Some take the op's `alpha`, and
-#: `beta`.
+#: Functions by mode, binary ones first. Some take the op's `alpha` and `beta`.
 MODES: Mapping[str, Callable[..., Values]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -63,17 +62,17 @@ MODES: Mapping[str, Callable[..., Values]] = {
     "shrink": lambda x, alpha, beta: np.where(np.abs(x) > beta, x - alpha * np.sign(x), 0),
 }
 UNARY = tuple(MODES)[tuple(MODES).index("identity") :]
-#: How many of `alpha` and `beta` a mode takes; none where it is not listed.
+#: How many of `alpha` and `beta` a mode takes; by default none.
 PARAMETERS: Mapping[str, int] = {"selu": 2, "celu": 1, "thresholded_relu": 1, "shrink": 2}
 
 
-#: What is read of ops, together, and without a call for each.
+#: Reads these attributes in one call per op.
 _SIZES = attrgetter("inputs", "activation.kind")
 
 
 @dataclass(frozen=True)
 class EltwiseColumns(Columns):
-    """One input or two: `n`, `c`, `h` and `w` of either, the first again where there is one."""
+    """Columns of two inputs' sizes; an op of one input has it twice."""
 
     c0: Column
     h0: Column
@@ -92,10 +91,6 @@ class EltwiseColumns(Columns):
             for shapes, kind in map(_SIZES, ops)
         ]
 
-    @property
-    def n0(self) -> Column:
-        return self.images
-
     @cached_property
     def oc(self) -> Column:
         return np.maximum(self.c0, self.c1)
@@ -110,12 +105,11 @@ class EltwiseColumns(Columns):
 
     @cached_property
     def pixels(self) -> Column:
-        """Output pixels of one channel."""
         return self.oh * self.ow
 
     @cached_property
     def stretched(self) -> Column:
-        """Inputs whose pixels and the output's differ."""
+        """Number of inputs whose height or width is broadcast."""
         first = (self.h0 != self.oh) | (self.w0 != self.ow)
         second = (self.h1 != self.oh) | (self.w1 != self.ow)
         count: Column = first * 1.0 + second * (self.inputs > 1)
@@ -124,11 +118,11 @@ class EltwiseColumns(Columns):
     @cached_property
     def input_elements(self) -> Column:
         second = self.n1 * self.c1 * self.h1 * self.w1 * (self.inputs > 1)
-        return self.n0 * self.c0 * self.h0 * self.w0 + second
+        return self.images * self.c0 * self.h0 * self.w0 + second
 
     @property
     def output_elements(self) -> Column:
-        return np.maximum(self.n0, self.n1) * self.oc * self.pixels
+        return np.maximum(self.images, self.n1) * self.oc * self.pixels
 
     @property
     def flops(self) -> Column:
@@ -137,7 +131,7 @@ class EltwiseColumns(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class Eltwise(Op):
-    """An axis of size 1 is stretched to the other input's; `identity` only has an activation."""
+    """Element-wise op; axes of size 1 are broadcast. `identity` is for an activation alone."""
 
     mode: str = "add"
     alpha: float = 0.0
@@ -176,7 +170,7 @@ class Eltwise(Op):
         return None
 
     def synthesize(self, other: Op, dice: Random) -> Eltwise:
-        """Sizes that the inputs share still are shared, and what is stretched still is."""
+        """New sizes, with shared and broadcast axes as before."""
         h, w = map_size(self.output, dice)
         full = Shape(1, channels(self.output.c * width(dice)), h, w)
         shapes = (
@@ -186,7 +180,7 @@ class Eltwise(Op):
         return replace(self, inputs=tuple(shapes))
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        """The same region; all of an axis that is stretched."""
+        """The region `part`, with the single index of each broadcast axis."""
         shape, output, single = self.inputs[index], self.output, Span(0, 1)
         if shape == output:
             return part

@@ -1,27 +1,40 @@
-"""Ops that only move elements: every output element is one input element, or a constant.
+"""Ops that only move elements: an output element is an input element or a constant.
 
-All are separable: along each axis of the output, an index of the input depends on that axis alone.
-So each op is one table an axis (`offsets`), and one kernel does them all. A reshape moves none.
+All are separable: an input index depends on one output axis alone. So one table per axis
+(`offsets`) describes each op, and one kernel does all. A reshape moves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
+from operator import attrgetter, itemgetter
+from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Activation, Values, Weights
+from codl.ir.columns import Column, Columns
+from codl.ir.ops.base import (
+    Activation,
+    Op,
+    SyntheticGroup,
+    Values,
+    Weights,
+    channels,
+    map_size,
+    width,
+)
 from codl.ir.ops.nd import NdOp, Sizes, resized
-from codl.ir.region import Span
+from codl.ir.region import Region, Shape, Span
 
 
 class Origin(NamedTuple):
-    """The axis that a range of another one lies along, `scale` elements for each of its own."""
+    """A source axis, with `scale` of its elements for each element of the target axis."""
 
     axis: int
     scale: int
@@ -31,10 +44,11 @@ class Origin(NamedTuple):
 
 
 def origins(to: Sizes, seen: Sizes) -> Mapping[int, Origin]:
-    """By axis of `to`, where each range of it is a range of an axis of `given` too.
+    """Axes of `to` whose ranges are ranges of an axis of `seen`, with that source axis.
 
-    Both are sizes of the same elements. So it is of the outermost of some axes that come from
-    others, if each of its elements is whole ones of their outermost; axes of size 1 have none.
+    `to` and `seen` are two shapes of the same elements. In each smallest group of axes, the
+    outermost of `to` maps to the outermost of `seen` if the sizes divide. Axes of size 1 have no
+    source.
     """
     ways = {}
     for axes, seen_axes in _groups(to, seen):
@@ -45,7 +59,7 @@ def origins(to: Sizes, seen: Sizes) -> Mapping[int, Origin]:
 
 
 def _groups(to: Sizes, seen: Sizes) -> Iterator[tuple[list[int], list[int]]]:
-    """The smallest runs of axes that hold the same elements, without those of size 1."""
+    """The smallest runs of axes of both shapes with equal products, without axes of size 1."""
     sides = (to, seen)
     left = [[axis for axis, size in enumerate(sizes) if size > 1] for sizes in sides]
     if prod(to) != prod(seen) or not prod(to):
@@ -60,37 +74,30 @@ def _groups(to: Sizes, seen: Sizes) -> Iterator[tuple[list[int], list[int]]]:
         yield taken[0], taken[1]
 
 
-#: For every index along one output axis: input elements to go from the first, or -1 for none.
+#: Input offset, in elements, for each index along one output axis; -1 for none.
 Offsets = NDArray[np.int64]
 
 PadMode = Literal["constant", "edge", "reflect", "wrap"]
 
 
 class Movement(NdOp):
-    """What such ops share: a subclass gives `offsets` and, for the reference, `moved`."""
+    """Base of ops that move elements; a subclass gives `offsets`."""
 
     flops = 0
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
-        """One table for every axis of the output as it is written, which may be split further.
+        """One table for each axis of the output, whose axes may be split further.
 
-        Output element (i, j, ...) is input element `offsets[0][i] + offsets[1][j] + ...`; where
-        one of them is negative it is `fill`.
+        Output element (i, j, ...) is input element `offsets[0][i] + offsets[1][j] + ...`, or `fill`
+        where a summand is negative.
         """
         raise NotImplementedError
 
     @property
     def fill(self) -> float:
-        """The value of elements that come from nowhere."""
+        """The value of output elements without an input element."""
         return 0.0
-
-    def moved(self, x: Values) -> Values:
-        """The output of an input shaped as in the model."""
-        raise NotImplementedError
-
-    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        return self.moved(inputs[0])
 
 
 def axis_offsets(sizes: Sizes) -> list[Offsets]:
@@ -102,8 +109,8 @@ def axis_offsets(sizes: Sizes) -> list[Offsets]:
 class Transpose(Movement):
     """Output axis i is input axis `perm[i]`.
 
-    `axes`: the sizes under which the input is seen, where these are not its own; `to`: the sizes
-    under which the output is left. So depth-to-space and channel shuffle are one transpose each.
+    `axes` are sizes under which the input is viewed, if not its own. `to` are sizes under which the
+    output is viewed. With these, depth-to-space or a channel shuffle is a single transpose.
     """
 
     perm: Sizes
@@ -123,13 +130,13 @@ class Transpose(Movement):
 
     @property
     def keeps_order(self) -> bool:
-        """Where nothing but axes of one element changes its place."""
+        """Whether only axes of size 1 move."""
         moved = [axis for axis in self.perm if self.seen[axis] > 1]
         return moved == sorted(moved) and self.activation == Activation()
 
     @cached_property
-    def _ways(self) -> Mapping[int, tuple[Origin, Origin]]:
-        """From a free axis of the output to one of `seen`, and on to one of the input."""
+    def _axis_origins(self) -> Mapping[int, tuple[Origin, Origin]]:
+        """For each free output axis, its axis of `seen`, and that axis's axis of the input."""
         moved = tuple(self.seen[axis] for axis in self.perm)
         before, ways = origins(self.seen, self.shapes[0]), {}
         for axis, (place, scale) in origins(self.out_sizes, moved).items():
@@ -139,17 +146,17 @@ class Transpose(Movement):
 
     @property
     def free_axes(self) -> Iterable[int]:
-        return self._ways
+        return self._axis_origins
 
     def source(self, axis: int, index: int) -> int:
-        return self._ways[axis][1].axis
+        return self._axis_origins[axis][1].axis
 
     def needed(self, axis: int, span: Span) -> Span:
-        seen, source = self._ways[axis]
+        seen, source = self._axis_origins[axis]
         return source.of(seen.of(span))
 
     def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
-        ways = [(self._ways[axis][0], span) for axis, span in cuts.items()]
+        ways = [(self._axis_origins[axis][0], span) for axis, span in cuts.items()]
         axes = resized(self.axes, {seen.axis: seen.of(span) for seen, span in ways})
         return {"axes": axes, "to": resized(self.to, cuts)}
 
@@ -158,15 +165,15 @@ class Transpose(Movement):
         tables = axis_offsets(self.seen)
         return tuple(tables[axis] for axis in self.perm)
 
-    def moved(self, x: Values) -> Values:
-        return np.transpose(x.reshape(self.seen), self.perm)
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.transpose(inputs[0].reshape(self.seen), self.perm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceNd(Movement):
-    """Along every axis `to` elements, the first at `starts`, each `steps` (any sign) further.
+    """`to` elements along each axis, from `starts` on, in `steps` of any sign.
 
-    `exact`: they are integers, which no type that is less exact than float32 may hold.
+    `exact` marks integers, which need at least float32's precision.
     """
 
     starts: Sizes
@@ -189,7 +196,7 @@ class SliceNd(Movement):
         return axis
 
     def needed(self, axis: int, span: Span) -> Span:
-        """From the first to the last element that is taken, whichever comes first."""
+        """Input range from the lowest to the highest element of a span of outputs."""
         start, step = self.starts[axis], self.steps[axis]
         ends = (start + step * span.start, start + step * (span.stop - 1))
         return Span(min(ends), max(ends) + 1)
@@ -205,8 +212,8 @@ class SliceNd(Movement):
         axes = zip(axis_offsets(self.shapes[0]), self.starts, self.steps, self.to, strict=True)
         return tuple(table[start + step * np.arange(n)] for table, start, step, n in axes)
 
-    def moved(self, x: Values) -> Values:
-        axes = zip(self.starts, self.steps, self.to, strict=True)
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        x, axes = inputs[0], zip(self.starts, self.steps, self.to, strict=True)
         for axis, (start, step, count) in enumerate(axes):
             x = np.take(x, [start + step * i for i in range(count)], axis)
         return x
@@ -214,7 +221,7 @@ class SliceNd(Movement):
 
 @dataclass(frozen=True, kw_only=True)
 class TileNd(Movement):
-    """The input repeated along every axis; stretching an axis of size 1 is the same."""
+    """The input repeated along each axis, which also broadcasts axes of size 1."""
 
     repeats: Sizes
 
@@ -227,7 +234,6 @@ class TileNd(Movement):
 
     @property
     def free_axes(self) -> Iterable[int]:
-        """Those that are not repeated, and those of one element."""
         pairs = enumerate(zip(self.shapes[0], self.repeats, strict=True))
         return (axis for axis, (size, repeat) in pairs if 1 in (size, repeat))
 
@@ -237,18 +243,18 @@ class TileNd(Movement):
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
-        # An axis of the input and its repetitions are two axes of the output.
+        # An input axis and its repetitions are two axes of the output.
         pairs = zip(axis_offsets(self.shapes[0]), self.repeats, strict=True)
         tables = [(np.zeros(repeat, np.int64), table) for table, repeat in pairs]
         return tuple(table for pair in tables for table in pair)
 
-    def moved(self, x: Values) -> Values:
-        return np.tile(x, self.repeats)
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.tile(inputs[0], self.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PadNd(Movement):
-    """`before` and `after` are elements added along every axis; negative ones are cut off."""
+    """Padding with `before` and `after` elements along each axis; negative numbers crop."""
 
     before: Sizes
     after: Sizes
@@ -273,7 +279,6 @@ class PadNd(Movement):
 
     @property
     def free_axes(self) -> Iterable[int]:
-        """Those that nothing is added to or taken from."""
         sides = enumerate(zip(self.before, self.after, strict=True))
         return (axis for axis, ends in sides if ends == (0, 0))
 
@@ -288,8 +293,8 @@ class PadNd(Movement):
             tables.append(np.pad(kept, wide, self.mode, **value))
         return tuple(tables)
 
-    def moved(self, x: Values) -> Values:
-        sides = list(zip(self.before, self.after, strict=True))
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        x, sides = inputs[0], list(zip(self.before, self.after, strict=True))
         kept = x[tuple(slice(max(-b, 0), n - max(-a, 0))
                        for n, (b, a) in zip(x.shape, sides, strict=True))]  # fmt: skip
         value: dict[str, Any] = {"constant_values": self.value} if self.mode == "constant" else {}
@@ -298,43 +303,8 @@ class PadNd(Movement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows(Movement):
-    """All windows along the third of four axes, as (image, window, channel, tap, inner).
-
-    There are `count` of them; windows and taps are seen as images and channels by readers.
-    """
-
-    count: int
-    kernel: int
-    stride: int = 1
-    dilation: int = 1
-
-    kind: ClassVar[str] = "windows"
-    examples: ClassVar[tuple[str, ...]] = ("windows in=1x8x14x5 count=6 kernel=3 stride=2",)
-
-    @property
-    def out_sizes(self) -> Sizes:
-        n, c, _, inner = self.shapes[0]
-        return (n * self.count, c * self.kernel, inner, 1)
-
-    @property
-    def offsets(self) -> tuple[Offsets, ...]:
-        images, channels, rows, inner = axis_offsets(self.shapes[0])
-        first = np.arange(self.count) * self.stride
-        taps = np.arange(self.kernel) * self.dilation
-        return (images, rows[first], channels, rows[taps], inner)
-
-    def moved(self, x: Values) -> Values:
-        taps = [
-            x[:, :, w * self.stride : w * self.stride + (self.kernel - 1) * self.dilation + 1]
-            for w in range(self.count)
-        ]
-        return np.stack([tap[:, :, :: self.dilation] for tap in taps], 1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reshape(NdOp):
-    """`to` has as many elements as the input."""
+    """The input under the sizes `to`, of equally many elements."""
 
     to: Sizes
 
@@ -370,3 +340,174 @@ class Reshape(NdOp):
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         return inputs[0]
+
+
+@dataclass(frozen=True)
+class ConcatColumns(Columns):
+    """Columns of concatenations; `parts` are channels (inputs, ops), with zeros at the end."""
+
+    h: Column
+    w: Column
+    inputs: Column
+    parts: Column
+
+    @classmethod
+    def of(cls, ops: Sequence[Concat]) -> ConcatColumns:
+        shapes = list(map(attrgetter("inputs"), ops))
+        counts = np.fromiter(map(len, shapes), np.intp, len(ops))
+        channels = map(itemgetter(1), chain.from_iterable(shapes))
+        flat = np.fromiter(channels, np.float64, int(counts.sum()))
+        op = np.repeat(np.arange(len(ops)), counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        parts = np.zeros((int(counts.max()), len(ops)))
+        parts[np.arange(len(flat)) - first, op] = flat
+        n, h, w = np.array([(n, h, w) for (n, _, h, w), *_ in shapes], np.float64).T
+        return cls(n, h, w, counts.astype(np.float64), parts)
+
+    @cached_property
+    def offsets(self) -> Column:
+        """The first output channel of each part."""
+        offsets: Column = np.cumsum(self.parts, axis=0) - self.parts
+        return offsets
+
+    @cached_property
+    def oc(self) -> Column:
+        total: Column = self.parts.sum(axis=0)
+        return total
+
+    @cached_property
+    def pixels(self) -> Column:
+        return self.h * self.w
+
+    @property
+    def input_elements(self) -> Column:
+        return self.output_elements
+
+    @cached_property
+    def output_elements(self) -> Column:
+        return self.images * self.oc * self.pixels
+
+    @property
+    def flops(self) -> Column:
+        return np.zeros_like(self.images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat(Op):
+    """Concatenation of channels; inputs have equal height and width."""
+
+    kind: ClassVar[str] = "concat"
+    examples: ClassVar[tuple[str, ...]] = ("concat in=1x64x14x14,1x32x14x14",)
+    is_light: ClassVar[bool] = True
+    is_batched: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = ConcatColumns
+    inner_dims = ("H",)
+    synthetic_group = SyntheticGroup("concat", 1)
+
+    @property
+    def output(self) -> Shape:
+        return self.input._replace(c=sum(shape.c for shape in self.inputs))
+
+    def offset(self, index: int) -> int:
+        """The first output channel of input `index`."""
+        return sum(shape.c for shape in self.inputs[:index])
+
+    def synthesize(self, other: Op, dice: Random) -> Concat:
+        h, w = map_size(self.input, dice)
+        times = width(dice)
+        shapes = (Shape(1, channels(shape.c * times), h, w) for shape in self.inputs)
+        return replace(self, inputs=tuple(shapes))
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        channels = part.channels.since(self.offset(index))
+        return part._replace(channels=channels.clip(self.inputs[index].c))
+
+    def restrict(self, part: Region) -> Concat:
+        if part.channels != Span(0, self.output.c):
+            raise ValueError(f"a concat is split on H or N only, not to {part}")
+        size = {"n": part.images.size, "h": part.rows.size}
+        shapes = (shape._replace(**size) for shape in self.inputs)
+        return replace(self, inputs=tuple(shapes))
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.concatenate(inputs, axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConcatNd(NdOp):
+    """Concatenation along `axis`; all other axes are equal."""
+
+    axis: int
+
+    kind: ClassVar[str] = "concat_nd"
+    examples: ClassVar[tuple[str, ...]] = ("concat_nd in=7x5x1,7x5x2 axis=2",)
+    flops = 0
+
+    @property
+    def out_sizes(self) -> Sizes:
+        sizes = list(self.shapes[0])
+        sizes[self.axis] = sum(shape[self.axis] for shape in self.shapes)
+        return tuple(sizes)
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return (axis for axis in range(len(self.shapes[0])) if axis != self.axis)
+
+    @property
+    def rows(self) -> int:
+        """Number of contiguous pieces of each input."""
+        return prod(self.shapes[0][: self.axis])
+
+    def row_size(self, index: int) -> int:
+        """Elements of a contiguous piece of input `index`."""
+        return prod(self.shapes[index][self.axis :])
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        return np.concatenate(inputs, self.axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather(NdOp):
+    """Slices of the first input along `axis`, at the second input's indices.
+
+    Indices are whole numbers in float32; negative ones count from the end. An index out of range
+    takes the first or last slice.
+    """
+
+    axis: int
+
+    kind: ClassVar[str] = "gather"
+    examples: ClassVar[tuple[str, ...]] = ("gather in=100x17,5 axis=0",)
+    flops = 0
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return range(len(self.out_sizes))
+
+    def source(self, axis: int, index: int) -> int | None:
+        """An output axis is an axis of the indices, or one that stays from the data."""
+        behind = axis - self.axis
+        axes = len(self.shapes[1])
+        if index == 1:
+            return behind if 0 <= behind < axes else None
+        if behind < 0:
+            return axis
+        return None if behind < axes else axis - axes + 1
+
+    @property
+    def out_sizes(self) -> Sizes:
+        data, indices = self.shapes
+        return data[: self.axis] + indices + data[self.axis + 1 :]
+
+    @property
+    def read_elements(self) -> int:
+        """Elements of the gathered slices and the indices, not of the whole table."""
+        data, indices = self.inputs
+        return min(self.output.elements, data.elements) + indices.elements
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        data, places = inputs
+        size = self.shapes[0][self.axis]
+        indices = np.trunc(places).astype(np.int64)
+        indices = np.clip(np.where(indices < 0, indices + size, indices), 0, size - 1)
+        return np.take(data, indices, self.axis)

@@ -1,38 +1,33 @@
-"""A part of a model that codl has no operators for: an ONNX model of its own, run whole."""
+"""A subgraph without codl operators, as an ONNX model that runs whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from codl.ir.ops.base import Values, Weights
 from codl.ir.ops.nd import NdOp, Sizes
 
-if TYPE_CHECKING:
-    import onnx
-
-#: What the inputs of such a model are called, with a number behind, and its output: as no tensor of
-#: a user's model is.
+#: Names of inputs, before a number, and of the output, unlike any name in users' models.
 INPUT, OUTPUT = "codl.in", "codl.out"
-#: Settings of every session. ONNX Runtime makes one pair of QuantizeLinear and DequantizeLinear of
-#: two that follow each other, by a scale and a zero point of its own: other numbers come out. The
-#: second is what `codl.frontend.graph.integer_products` is about.
+#: Settings of each ONNX Runtime session. The first keeps adjacent QuantizeLinear and
+#: DequantizeLinear pairs, which it would merge with another scale and zero point. The second is
+#: explained in `codl.frontend.graph.integer_products`.
 EXACT = {"session.disable_double_qdq_remover": "1", "session.x64quantprecision": "1"}
-#: Operations on an element that a node is taken for: its work is unknown.
+#: Assumed FLOPs per element and node, whose work is unknown.
 FLOPS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxModel(NdOp):
-    """Nodes of these types (`nodes`, joined by +) between float32 tensors.
+    """Nodes of the types `nodes`, joined by +, between float32 tensors.
 
-    `model` is an ONNX model from inputs of these `shapes` to one output of the sizes `to`. Equal
-    ones have an equal `digest`, by which they are told apart.
+    `model` is an ONNX model with inputs of these `shapes` and one output of sizes `to`. Equal ops
+    have an equal `digest` of the model.
     """
 
     to: Sizes
@@ -52,23 +47,19 @@ class OnnxModel(NdOp):
 
     @property
     def flops(self) -> int:
-        """As if every node did a little on every element that comes in or goes out."""
+        """`FLOPS` for each node and each element of inputs and output."""
         elements = sum(prod(sizes) for sizes in (*self.shapes, self.to))
         return FLOPS * elements * (1 + self.nodes.count("+"))
 
-    @cached_property
-    def proto(self) -> onnx.ModelProto:
-        from onnx import load_from_string
-
-        return load_from_string(self.model)
-
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        """By ONNX's own reference, in float32."""
-        from onnx.reference import ReferenceEvaluator
+        """The output by ONNX Runtime, in float32; ONNX's own reference has only some nodes."""
+        import onnxruntime as ort  # other ops need no library
 
-        feed = {
-            f"{INPUT}{index}": value.reshape(sizes).astype(np.float32)
-            for index, (value, sizes) in enumerate(zip(inputs, self.shapes, strict=True))
-        }
-        (value,) = ReferenceEvaluator(self.proto).run([OUTPUT], feed)
-        return np.asarray(value, np.float64).reshape(self.output)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        for key, value in EXACT.items():
+            options.add_session_config_entry(key, value)
+        session = ort.InferenceSession(self.model, options, ["CPUExecutionProvider"])
+        feeds = {f"{INPUT}{index}": x.astype(np.float32) for index, x in enumerate(inputs)}
+        (value,) = session.run([OUTPUT], feeds)
+        return np.asarray(value, np.float64)

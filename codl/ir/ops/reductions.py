@@ -1,10 +1,11 @@
-"""Sums, means, extremes and norms along adjacent axes, and softmax."""
+"""Reductions over adjacent axes, softmax, and normalization."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import prod
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def _log_sum_exp(x: Values, **kwargs: Any) -> Values:
     return result
 
 
-#: What every mode computes of a three-axis array along its middle axis.
+#: Functions by mode, over the middle axis of a three-axis array.
 REDUCTIONS: Mapping[str, Callable[..., Values]] = {
     "sum": np.sum,
     "mean": np.mean,
@@ -34,7 +35,7 @@ REDUCTIONS: Mapping[str, Callable[..., Values]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reduce(NdOp):
-    """`axes` are adjacent and ascending; they stay, as ones, where `keepdims`."""
+    """Reduction over adjacent, ascending `axes`, which stay with size 1 if `keepdims`."""
 
     mode: str
     axes: Sizes
@@ -60,7 +61,7 @@ class Reduce(NdOp):
 
     @property
     def _kept(self) -> Sizes:
-        """The input's axes that are the output's: all of them where they stay as ones."""
+        """Input axis of each output axis; all input axes if `keepdims`."""
         every = range(len(self.shapes[0]))
         return tuple(axis for axis in every if self.keepdims or axis not in self.axes)
 
@@ -81,7 +82,7 @@ class Reduce(NdOp):
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(NdOp):
-    """`axes` are adjacent and ascending; their elements are one distribution."""
+    """Softmax over adjacent, ascending `axes` together."""
 
     axes: Sizes
     log: bool = False
@@ -106,7 +107,7 @@ class Softmax(NdOp):
 
     @property
     def flops(self) -> int:
-        """A maximum, a difference, an exponential, a sum and a product for each element."""
+        """Maximum, difference, exponential, sum and product for each element."""
         return 5 * self.rows.elements
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
@@ -115,3 +116,79 @@ class Softmax(NdOp):
         total = np.exp(x).sum(axis=1, keepdims=True)
         result: Values = x - np.log(total) if self.log else np.exp(x) / total
         return result
+
+
+class Channels(NamedTuple):
+    """Broadcast of a vector: element i takes channel (i // run) % total."""
+
+    total: int
+    run: int
+
+    @classmethod
+    def of(cls, sizes: Sizes, among: Sizes) -> Channels | None:
+        """Channels of a tensor broadcast to `among`; None where an inner axis is broadcast."""
+        axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        if not axes:
+            return cls(1, prod(among))
+        block = slice(axes[0], axes[-1] + 1)
+        if sizes[block] != among[block]:
+            return None
+        return cls(prod(sizes[block]), prod(among[axes[-1] + 1 :]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(NdOp):
+    """Normalization of an input, with a scale and a bias of one shape if `affine`.
+
+    Each run is one of `groups` equal parts of the axes from `axis` on. Scale and bias have the
+    input's rank; axes of size 1 are broadcast, and all others adjacent. Without `center`, runs keep
+    their mean and are divided by their root mean square.
+    """
+
+    axis: int
+    groups: int = 1
+    epsilon: float = 1e-5
+    center: bool = True
+
+    kind: ClassVar[str] = "norm"
+    examples: ClassVar[tuple[str, ...]] = (
+        "norm in=64x32 axis=1",
+        "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
+    )
+
+    @property
+    def affine(self) -> bool:
+        return len(self.shapes) > 1
+
+    @property
+    def run(self) -> int:
+        """Elements of a run, which are normalized together."""
+        return prod(self.shapes[0][self.axis :]) // self.groups
+
+    @property
+    def runs(self) -> int:
+        return prod(self.shapes[0]) // self.run
+
+    @property
+    def channels(self) -> Channels | None:
+        """The channel of scale and bias for each element."""
+        return Channels.of(self.shapes[-1], self.shapes[0]) if self.affine else None
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return range(self.axis)
+
+    @property
+    def flops(self) -> int:
+        """Two sums, a product and a sum for each element; two more if `affine`."""
+        return (6 + 2 * self.affine) * self.runs * self.run
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        x = inputs[0].reshape(self.runs, self.run)
+        if self.center:
+            x = x - x.mean(axis=1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.epsilon)
+        x = x.reshape(self.shapes[0])
+        if self.affine:
+            x = x * inputs[1] + inputs[2]
+        return np.asarray(x)

@@ -1,7 +1,7 @@
-"""Resize of rows and columns: nearest, linear or cubic, by every one of ONNX's coordinate rules.
+"""Nearest and linear resize of rows and columns, by the usual coordinate rules of ONNX.
 
-Along one axis, an output element is a sum of `taps` input elements; `AxisTable` holds which, and
-their weights. They are computed in float32, so that ties are broken as ONNX Runtime breaks them.
+Along an axis, an output element is a weighted sum of `taps` input elements, listed in `AxisTable`.
+Positions are float32, so that ties break as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from codl.ir.ops.nd import Numbers, Sizes
 from codl.ir.ops.window import Size2
 from codl.ir.region import Region, Shape, Span
 
-ResizeMode = Literal["nearest", "linear", "cubic"]
+ResizeMode = Literal["nearest", "linear"]
 Floats = NDArray[np.float32]
 
-#: How a position of the input is rounded to an index by mode `nearest`; `simple` is opset 10's.
+#: Rounding of input positions by mode `nearest`; `simple` is opset 10's.
 ROUNDING: Mapping[str, Callable[[Floats, float], NDArray[Any]]] = {
     "round_prefer_floor": lambda x, scale: np.ceil(x - np.float32(0.5)),
     "round_prefer_ceil": lambda x, scale: np.floor(x + np.float32(0.5)),
@@ -30,89 +30,68 @@ ROUNDING: Mapping[str, Callable[[Floats, float], NDArray[Any]]] = {
     "ceil": lambda x, scale: np.ceil(x),
     "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.trunc(x),
 }
-HALF, ONE = np.float32(0.5), np.float32(1)
+HALF = np.float32(0.5)
 NEARLY = 1e-5
 
 
 class Axis(NamedTuple):
-    """One axis that is resized; `start` and `end` are where crops lie, from 0 to 1."""
+    """A resized axis."""
 
     size: int
     to: int
     scale: float
-    start: float = 0.0
-    end: float = 1.0
 
 
-def _symmetric(x: Floats, a: Axis) -> Floats:
-    adjustment = np.float32(a.to) / (np.float32(a.scale) * np.float32(a.size))
-    shift = np.float32(a.size) / 2 * (ONE - adjustment)
-    moved: Floats = np.float32(shift) + (x + HALF) / np.float32(a.scale) - HALF
-    return moved
-
-
-def _cropped(x: Floats, a: Axis) -> Floats:
-    start, end, last = np.float32(a.start), np.float32(a.end), np.float32(a.size - 1)
-    if a.to == 1:
-        return np.full_like(x, HALF * (start + end) * last)
-    moved: Floats = start * last + x * (end - start) * last / np.float32(a.to - 1)
-    return moved
-
-
-#: From indices of the output to positions in the input.
+#: Input positions of output indices, by coordinate rule.
 COORDS: Mapping[str, Callable[[Floats, Axis], Floats]] = {
     "half_pixel": lambda x, a: (x + HALF) / np.float32(a.scale) - HALF,
     "pytorch_half_pixel": lambda x, a: (
         (x + HALF) / np.float32(a.scale) - HALF if a.to > 1 else np.zeros_like(x)
     ),
-    "half_pixel_symmetric": _symmetric,
     "asymmetric": lambda x, a: x / np.float32(a.scale),
     "align_corners": lambda x, a: (
         x * np.float32(a.size - 1) / np.float32(a.to - 1) if a.to > 1 else np.zeros_like(x)
     ),
     "tf_half_pixel_for_nn": lambda x, a: (x + HALF) / np.float32(a.scale),
-    "tf_crop_and_resize": _cropped,
 }
 
 
 @dataclass(frozen=True, eq=False)
 class AxisTable:
-    """For every output index `taps` input indices and their weights; -1 where all lie outside."""
+    """Input indices and weights, each (outputs, taps)."""
 
     indices: NDArray[np.int64]
     weights: Floats
 
     def part(self, span: Span, first: int) -> AxisTable:
-        """Some output indices, with input indices counted from `first`."""
+        """Rows of the table for a span of outputs, with input indices from `first`."""
         rows = slice(*span)
-        indices = self.indices[rows]
-        return AxisTable(np.where(indices < 0, -1, indices - first), self.weights[rows])
+        return AxisTable(self.indices[rows] - first, self.weights[rows])
 
     @property
     def reads(self) -> Span:
-        """The input indices that are read; one where there are none."""
-        inside = self.indices[self.indices >= 0]
-        return Span(int(inside.min()), int(inside.max()) + 1) if inside.size else Span(0, 1)
+        """The range of read input indices."""
+        return Span(int(self.indices.min()), int(self.indices.max()) + 1)
 
     def copies(self, size: int) -> bool:
-        """Whether every one of `size` input elements is the output element at its index."""
+        """Whether each of `size` output elements equals the input element at its index."""
         if len(self.indices) != size or (self.indices != np.arange(size)[:, None]).any():
             return False
         return bool((self.weights[:, 0] == 1).all() and not self.weights[:, 1:].any())
 
     @property
     def taken(self) -> list[tuple[NDArray[np.int64], Floats]]:
-        """For each tap the index in the input of every output element, and its weight."""
-        return list(zip(np.maximum(self.indices, 0).T, self.weights.T, strict=True))
+        """Input index and weight of each output element, by tap."""
+        return list(zip(self.indices.T, self.weights.T, strict=True))
 
     def is_close(self, other: AxisTable, atol: float) -> bool:
-        """Whether two tables weigh every input element alike."""
+        """Whether both tables give all input elements equal weights, within `atol`."""
         if self.indices.shape[0] != other.indices.shape[0]:
             return False
         signed = ((self, self.weights), (other, -other.weights))
         size = 1 + max(int(table.indices.max(initial=0)) for table, _ in signed)
         places = [
-            (np.arange(len(table.indices))[:, None] * size + np.maximum(table.indices, 0)).ravel()
+            (np.arange(len(table.indices))[:, None] * size + table.indices).ravel()
             for table, _ in signed
         ]
         _, where = np.unique(np.concatenate(places), return_inverse=True)
@@ -122,11 +101,10 @@ class AxisTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize(Op):
-    """`scales` and `roi` are those of (h, w), where sizes alone do not say them.
+    """Resize of rows and columns; `scales` are set if sizes do not imply them.
 
-    `roi` is (start h, start w, end h, end w) of `tf_crop_and_resize`, for which positions outside
-    the input give `outside`. `within`, of a part of rows: the whole's input and output rows, and
-    the first of each that this op has.
+    A part of rows has `within`: rows in and out of the whole op, then its own first rows in and
+    out.
     """
 
     size: Size2
@@ -134,10 +112,6 @@ class Resize(Op):
     coords: str = "half_pixel"
     rounding: str = "round_prefer_floor"
     scales: Numbers = ()
-    roi: Numbers = ()
-    outside: float = 0.0
-    cubic_a: float = -0.75
-    exclude_outside: bool = False
     within: Sizes = ()
 
     kind: ClassVar[str] = "resize"
@@ -155,8 +129,8 @@ class Resize(Op):
 
     @property
     def taps(self) -> int:
-        """Input elements that an output element is made of along one axis."""
-        return {"nearest": 1, "linear": 2, "cubic": 4}[self.mode]
+        """Input elements per output element along one axis."""
+        return 1 if self.mode == "nearest" else 2
 
     @property
     def flops(self) -> int:
@@ -164,29 +138,24 @@ class Resize(Op):
 
     @property
     def rows(self) -> AxisTable:
-        """The table of rows, counted from the first that this op has."""
+        """The table of rows, with indices from this op's first row."""
         size, to, first_in, first_out = self.within or (self.input.h, self.size.h, 0, 0)
-        whole = _table(self._rule, self._axis(0, size, to))
+        whole = _table(self.mode, self.coords, self.rounding, self._axis(0, size, to))
         return whole.part(Span(first_out, first_out + self.size.h), first_in)
 
     @property
     def columns(self) -> AxisTable:
-        return _table(self._rule, self._axis(1, self.input.w, self.size.w))
-
-    @property
-    def _rule(self) -> _Rule:
-        return _Rule(self.mode, self.coords, self.rounding, self.cubic_a, self.exclude_outside)
+        axis = self._axis(1, self.input.w, self.size.w)
+        return _table(self.mode, self.coords, self.rounding, axis)
 
     def _axis(self, index: int, size: int, to: int) -> Axis:
-        scale = self.scales[index] if self.scales else to / size
-        start, end = self.roi[index::2] if self.roi else (0.0, 1.0)
-        return Axis(size, to, scale, start, end)
+        return Axis(size, to, self.scales[index] if self.scales else to / size)
 
     @property
     def nearly_ties(self) -> bool:
-        """Whether which of two elements is nearest hangs on the last digits of a position.
+        """Whether float32 rounding decides between two nearest elements.
 
-        Some versions of ONNX Runtime take such a position for a tie.
+        Some versions of ONNX Runtime take such near-ties for ties.
         """
         if self.mode != "nearest" or not self.rounding.startswith("round"):
             return False
@@ -218,72 +187,25 @@ class Resize(Op):
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         tall = sum(
-            (inputs[0][:, :, at] * weight[:, None] for at, weight in self.rows.taken),
-            np.zeros(()),
+            (inputs[0][:, :, at] * weight[:, None] for at, weight in self.rows.taken), np.zeros(())
         )
-        out = sum((tall[..., at] * weight for at, weight in self.columns.taken), np.zeros(()))
-        return np.where(self.beside, self.outside, out)
-
-    @property
-    def beside(self) -> NDArray[np.bool_]:
-        """Which elements of an output channel lie outside the input, (h, w) or stretched to it."""
-        return (self.rows.indices[:, :1] < 0) | (self.columns.indices[:, 0] < 0)
-
-
-class _Rule(NamedTuple):
-    mode: ResizeMode
-    coords: str
-    rounding: str
-    cubic_a: float
-    exclude_outside: bool
+        return sum((tall[..., at] * weight for at, weight in self.columns.taken), np.zeros(()))
 
 
 @lru_cache(maxsize=256)
-def _table(rule: _Rule, axis: Axis) -> AxisTable:
-    """The table of a whole axis; one that keeps its size is copied."""
-    crops = rule.coords == "tf_crop_and_resize"
-    if axis.size == axis.to and axis.scale == 1 and not crops:
-        taps = {"nearest": 1, "linear": 2, "cubic": 4}[rule.mode]
-        indices_kept = np.repeat(np.arange(axis.to)[:, None], taps, 1)
-        return AxisTable(indices_kept, np.eye(1, taps, dtype=np.float32).repeat(axis.to, 0))
-    at = COORDS[rule.coords](np.arange(axis.to, dtype=np.float32), axis)
-    indices, weights = _taps(rule, axis, at)
-    if crops:
-        beside = (at < 0) | (at > axis.size - 1)
-        indices = np.where(beside[:, None], -1, indices)
-        weights = np.where(beside[:, None], np.float32(0), weights)
-    return AxisTable(indices, weights)
-
-
-def _taps(rule: _Rule, axis: Axis, at: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Indices, moved into the input, and weights, for positions in the input."""
+def _table(mode: ResizeMode, coords: str, rounding: str, axis: Axis) -> AxisTable:
+    """The table of a whole axis; an axis of unchanged size is a copy."""
+    if axis.size == axis.to and axis.scale == 1:
+        taps = 1 if mode == "nearest" else 2
+        kept = np.repeat(np.arange(axis.to)[:, None], taps, 1)
+        return AxisTable(kept, np.eye(1, taps, dtype=np.float32).repeat(axis.to, 0))
     last = axis.size - 1
-    if rule.mode == "nearest":
-        nearest = ROUNDING[rule.rounding](at, axis.scale).astype(np.int64).clip(0, last)
-        return nearest[:, None], np.ones((at.size, 1), np.float32)
-    if rule.mode == "linear":
-        at = at.clip(0, last)
-        below = np.floor(at).astype(np.int64)
-        share = at - below.astype(np.float32)
-        indices = np.stack([below, np.minimum(below + 1, last)], 1)
-        return indices, np.stack([ONE - share, share], 1)
+    at = COORDS[coords](np.arange(axis.to, dtype=np.float32), axis)
+    if mode == "nearest":
+        nearest = ROUNDING[rounding](at, axis.scale).astype(np.int64).clip(0, last)
+        return AxisTable(nearest[:, None], np.ones((at.size, 1), np.float32))
+    at = at.clip(0, last)
     below = np.floor(at).astype(np.int64)
-    indices = below[:, None] + np.arange(-1, 3)
-    weights = _cubic(at - below.astype(np.float32), np.float32(rule.cubic_a))
-    if rule.exclude_outside:
-        weights = np.where((indices < 0) | (indices > last), np.float32(0), weights)
-        weights /= weights.sum(1, keepdims=True)
-    return indices.clip(0, last), weights
-
-
-def _cubic(share: Floats, a: np.float32) -> Floats:
-    """Weights of the elements before, at, after and two after a position."""
-
-    def near(x: Any) -> Any:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
-
-    def far(x: Any) -> Any:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    columns = [far(share + 1), near(share), near(1 - share), far(2 - share)]
-    return np.stack(columns, 1).astype(np.float32)
+    share = at - below.astype(np.float32)
+    indices = np.stack([below, np.minimum(below + 1, last)], 1)
+    return AxisTable(indices, np.stack([1 - share, share], 1))

@@ -1,17 +1,30 @@
-"""Sliding windows: the arithmetic that convolution and pooling share."""
+"""Sliding windows of convolution and pooling: sizes, and input rows of output rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from operator import attrgetter
+from random import Random
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, Columns, ceil_div
-from codl.ir.ops.base import Dim, Op, Pad
-from codl.ir.region import Span
+from codl.ir.columns import Column, Columns, FeatureColumns, ceil_div
+from codl.ir.ops.base import (
+    Dim,
+    Op,
+    Pad,
+    SyntheticGroup,
+    Values,
+    Weights,
+    channels,
+    map_size,
+    width,
+)
+from codl.ir.region import Region, Shape, Span
 
 
 class Size2(NamedTuple):
@@ -25,13 +38,13 @@ class Size2(NamedTuple):
 
 
 def extent_of(kernel: Size2, dilation: Size2) -> Size2:
-    """Rows and columns from the first to the last element of a window."""
+    """Rows and columns that a dilated window spans."""
     return Size2((kernel.h - 1) * dilation.h + 1, (kernel.w - 1) * dilation.w + 1)
 
 
 @dataclass(frozen=True)
 class WindowColumns(Columns):
-    """What slides a window: input (`ih`, `iw`), kernel, stride, padding and dilation."""
+    """Columns of window ops: input (`ih`, `iw`), kernel, stride, padding and dilation."""
 
     ic: Column
     ih: Column
@@ -61,7 +74,6 @@ class WindowColumns(Columns):
 
     @cached_property
     def extent_h(self) -> Column:
-        """Rows from the first to the last element of a window."""
         return (self.kh - 1) * self.dh + 1
 
     @cached_property
@@ -70,7 +82,6 @@ class WindowColumns(Columns):
 
     @cached_property
     def oh(self) -> Column:
-        """Rows of the output."""
         return np.floor((self.padded_h - self.extent_h) / self.sh) + 1
 
     @cached_property
@@ -79,7 +90,6 @@ class WindowColumns(Columns):
 
     @cached_property
     def pixels(self) -> Column:
-        """Output pixels of one channel."""
         return self.oh * self.ow
 
     @cached_property
@@ -93,22 +103,19 @@ class WindowColumns(Columns):
 
     @cached_property
     def tap_rows(self) -> Column:
-        """Rows of windows that lie in the input, of the windows of one output column."""
+        """Window rows inside the input, summed over the windows of an output column."""
         return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
 
     @cached_property
     def tap_columns(self) -> Column:
-        """Columns of windows that lie in the input, of the windows of one output row."""
+        """Window columns inside the input, summed over the windows of an output row."""
         return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
 
 
 def _inside(
     outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]
 ) -> Column:
-    """Taps of the windows of `outs` outputs that lie in an input of `size`.
-
-    `step`: the stride, the dilation, and the padding in front.
-    """
+    """Taps in an input, over `outs` windows; `step` is (stride, dilation, padding in front)."""
     stride, dilation, before = step
     inside = np.zeros_like(size)
     for tap in range(int(taps.max())):
@@ -121,7 +128,7 @@ def _inside(
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOp(Op):
-    """An op whose output element looks at a window of the padded input."""
+    """Base of ops whose output elements each depend on a window of the padded input."""
 
     kernel: Size2
     stride: Size2 = Size2(1, 1)
@@ -130,7 +137,7 @@ class WindowOp(Op):
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:
-        """Rows are cut only where every window sees some of the input, and none padding alone."""
+        """Rows are cut only if each window overlaps the input, and not padding alone."""
         widest = max(self.pad.top, self.pad.bottom)
         return ("H", "OC") if widest < self.extent.h else ("OC",)
 
@@ -157,10 +164,10 @@ class WindowOp(Op):
         return self.inputs[0].n
 
     def input_rows(self, rows: Span) -> tuple[Span, int, int]:
-        """Input rows for output `rows`, and the padding that this part needs above and below.
+        """Input rows for output `rows`, and the padding above and below this part.
 
-        The paper's Eq. 1, without a special case: the window of the first and of the last row,
-        clipped to the input; what was clipped off is padding.
+        The paper's Eq. 1 without special cases: the windows of the first and last row, clipped to
+        the input. The clipped rows are padding.
         """
         stride, top, size = self.stride.h, self.pad.top, self.inputs[0].h
         first = rows.start * stride - top
@@ -177,3 +184,87 @@ class WindowOp(Op):
             :, :, :: self.stride.h, :: self.stride.w, :: self.dilation.h, :: self.dilation.w
         ]
         return view[:, :, : self.out_hw.h, : self.out_hw.w]
+
+
+#: Reads these attributes in one call per op.
+_SIZES = attrgetter("inputs", "kernel", "stride", "pad", "dilation")
+
+
+@dataclass(frozen=True)
+class PoolColumns(WindowColumns):
+    @staticmethod
+    def _rows(ops: Sequence[Pool2d]) -> list[tuple[int, ...]]:
+        return [
+            (*shape, *kernel, *stride, *pad, *dilation)
+            for (shape,), kernel, stride, pad, dilation in map(_SIZES, ops)
+        ]
+
+    @property
+    def output_elements(self) -> Column:
+        return self.images * self.ic * self.pixels
+
+    @property
+    def mulayer_features(self) -> FeatureColumns:
+        f1 = self.ic * self.window / (self.sh * self.sw)
+        return {"f0": self.input_elements, "f1": f1}
+
+    @property
+    def flops(self) -> Column:
+        return self.window * self.output_elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool2d(WindowOp):
+    """Pooling; averages divide by the whole window if `count_pad`, else by its input elements."""
+
+    mode: Literal["max", "avg"] = "max"
+    count_pad: bool = False
+
+    kind: ClassVar[str] = "pooling"
+    examples: ClassVar[tuple[str, ...]] = (
+        "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
+        "pooling in=1x64x14x14 mode=avg kernel=14",
+        "pooling in=1x64x14x14 kernel=3 stride=2 pad=1",
+    )
+    is_batched: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = PoolColumns
+    carries_channels = True
+
+    @property
+    def flavor(self) -> str:
+        return self.mode
+
+    @property
+    def output(self) -> Shape:
+        return Shape(self.input.n, self.input.c, *self.out_hw)
+
+    @property
+    def synthetic_group(self) -> SyntheticGroup:
+        return SyntheticGroup(f"pooling, {self.mode}", 4 if self.mode == "max" else 3)
+
+    def synthesize(self, other: Op, dice: Random) -> Pool2d:
+        is_global = self.kernel == self.input[2:]
+        h, w = map_size(self.input, dice, least=1 if is_global else max(self.kernel))
+        shape = Shape(1, channels(self.input.c * width(dice)), h, w)
+        return replace(self, inputs=(shape,), kernel=Size2(h, w) if is_global else self.kernel)
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        return part._replace(rows=self.input_rows(part.rows)[0])
+
+    def restrict(self, part: Region) -> Pool2d:
+        rows, above, below = self.input_rows(part.rows)
+        _, left, _, right = self.pad
+        needed = Region(part.images, part.channels, rows)
+        return self._with(
+            inputs=(needed.shape(self.inputs[0]),), pad=Pad(above, left, below, right)
+        )
+
+    def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
+        if self.mode == "max":
+            most: Values = self.windows(inputs[0], -np.inf).max(axis=(4, 5))
+            return most
+        total: Values = self.windows(inputs[0], 0.0).sum(axis=(4, 5))
+        ones = np.ones(self.input, np.float64)
+        counts = self.windows(ones, 1.0 if self.count_pad else 0.0).sum(axis=(4, 5))
+        total /= counts
+        return total

@@ -9,7 +9,7 @@
 // FEATURES, VALUES   of a query and a key, and of a value
 // KEYS_EACH          keys of a block, and PARTS_EACH fours of the sums, of a work-item
 // CAUSAL, BIAS,
-// ZEROS              as in cpu_device/attention.cl
+// ZEROS              as in gpu_direct.cl
 
 #define SHARING 16
 #define ITEMS (SHARING * TILE / ROWS)

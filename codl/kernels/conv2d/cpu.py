@@ -1,70 +1,59 @@
-"""Convolution on the CPU: ncnn's direct kernels and its matrix products, and ONNX Runtime.
+"""Convolution on the CPU: ncnn's direct kernels, its matrix products, and ONNX Runtime.
 
-ncnn would pick the algorithm and the tile of Winograd by itself. Here the algorithm is a layer's
-parameter; what may be picked from is said by options of the net that holds the layer.
+A layer parameter selects ncnn's algorithm, and net options restrict Winograd's tiles; otherwise
+ncnn would choose by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
+from codl.ir.columns import Column, FeatureColumns, rest, round_up
+from codl.ir.ops.base import Array, Pad, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.feature_columns import FIRST_LEVEL, beyond, by_level, halvings, packed_vectors
-from codl.kernels.kernel import CpuKernel
-from codl.kernels.ncnn import (
+from codl.ir.ops.window import Size2
+from codl.ir.records.soc import Soc
+from codl.ir.region import Shape
+from codl.kernels.cpu import (
     NO_GEMM,
     NO_WINOGRAD,
     SHAPE_HINT,
+    CpuKernel,
     NcnnLayer,
     NcnnValue,
-    fused_activation,
-    left_over,
+    OrtPlan,
+    Shifts,
+    node,
+    of_onnx,
+    window_layer,
 )
-from codl.kernels.ort import CpuOrt, OrtPlan, node
-from codl.records.soc import Soc
+from codl.kernels.feature_columns import FIRST_LEVEL, beyond, by_level, halvings, packed_vectors
+from codl.kernels.tiling import ceil_div
 
-#: Up to this many channels on both sides ncnn keeps to its direct kernels, whatever is asked.
+#: With at most this many channels on both sides, ncnn always uses its direct kernels.
 SMALL = 16
 #: Output channels of one block of a matrix product.
 MOST_ROWS = 64
-#: Channels lie in blocks as wide as the CPU's vectors.
+#: Channels are packed in blocks as wide as the CPU's vectors.
 PACKED: Mapping[str, bool] = {"use_packing_layout": True}
 
 
 def ncnn_layer(
     op: Conv2d, switched_off: int = 0, options: Mapping[str, bool] = PACKED
 ) -> NcnnLayer:
-    """A convolution without the algorithms that are switched off."""
-    parameters: dict[int, NcnnValue] = {
-        0: op.out_channels,
-        1: op.kernel.w,
-        11: op.kernel.h,
-        2: op.dilation.w,
-        12: op.dilation.h,
-        3: op.stride.w,
-        13: op.stride.h,
-        4: op.pad.left,
-        15: op.pad.right,
-        14: op.pad.top,
-        16: op.pad.bottom,
-        5: 1,
-        6: op.out_channels * (op.input.c // op.groups) * op.kernel.h * op.kernel.w,
-        **fused_activation(op.activation),
-        # Without it ncnn picks a tile of Winograd by the channels alone.
-        SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c),
-    }
-    kind, copies_input = "Convolution", False
+    """An ncnn convolution without the algorithms that `switched_off` names as bits."""
+    pads = {4: op.pad.left, 15: op.pad.right, 14: op.pad.top, 16: op.pad.bottom}
+    # Without the hint, ncnn chooses a Winograd tile by channels alone.
+    more: dict[int, NcnnValue] = {SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c)}
     if switched_off:
-        parameters[31] = switched_off
-    if op.groups > 1:
-        # ncnn cuts groups out of the input by its own channel step, unless it packs channels.
-        kind, copies_input = "ConvolutionDepthWise", not op.is_depthwise or op.input.c % 4 > 0
-        parameters[7] = op.groups
-    after = left_over(op.activation)
-    return NcnnLayer(kind, parameters, ("weight", "bias"), after, copies_input, options)
+        more[31] = switched_off
+    # Without packing, ncnn assumes its own channel stride when it splits groups.
+    copies_input = op.groups > 1 and (not op.is_depthwise or op.input.c % 4 > 0)
+    return window_layer(op, "Convolution", pads, more, copies_input=copies_input, options=options)
 
 
 # Matrix products of M = output channels, K = window x input channels, N = output pixels.
@@ -79,10 +68,10 @@ def _refuse_gemm(op: Conv2d) -> str | None:
 
 
 def _count_gemm(ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    """A panel of either factor fits the cache.
+    """Features of a matrix product whose panels of both factors fit the cache.
 
-    Blocks are of up to 64 of the M, of all K, and of as many of the N as there is room for; within
-    one a micro-kernel takes a vector of the M and 8 of the N, fewer at the end.
+    A block has up to 64 of M, all of K, and as much of N as fits. Its micro-kernel computes a
+    vector of M by 8 of N, and fewer of N at the end.
     """
     lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
     m, n, k = ops.oc, ops.pixels, ops.ic * ops.window
@@ -114,15 +103,14 @@ def _count_gemm(ops: ConvColumns, soc: Soc) -> FeatureColumns:
 
 # Direct convolution: a sliding window over packed channels, also for grouped convolutions.
 
-#: A step of less than a whole vector beside one of a whole: loads are what it waits for, and two
-#: narrow ones take less than a wide one.
+#: Time of a step narrower than a vector, relative to a full one; loads bound both.
 NARROW = 0.7
-#: The same for depthwise windows, of half a vector (or of a quarter) and of a single channel.
+#: The same for depthwise windows: half or quarter vectors, and single channels.
 NARROW_DEPTHWISE, SINGLE_DEPTHWISE = 0.5, 0.35
-#: A strided step of the kernels for single input channels beside one that is not.
+#: Time of a strided step of the kernels for single input channels, relative to stride 1.
 STRIDED = 1.1
-#: Sums over the last few input channels wait for themselves, the longer the more taps a window has
-#: beyond `TAPS`: fewer windows fit in what the core looks ahead.
+#: Relative delay of the dependent sums of the last input channels. It grows with the taps beyond
+#: `TAPS`, because fewer windows fit in the core's reorder buffer.
 WAITING, TAPS, MORE_TAPS = 2.0, 9, 40
 
 
@@ -133,16 +121,15 @@ def _refuse_direct(op: Conv2d) -> str | None:
 
 
 def _count_direct(ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    """By which of ncnn's kernels an op gets.
+    """Features of ncnn's direct kernels on x86.
 
-    On x86 channels lie in packs of 16, 8 or 4, whichever divides them, or one by one. For 3x3
-    windows without gaps and some pairs of packs there are kernels that take all pixels of one input
-    channel after the other: from packs of 8 to 8, from single channels to 8 or 4 (`planar`), and
-    from 16 or 8 to single ones. Depthwise convolutions have theirs. All else runs in one that makes
-    a pixel of the output after the other, a vector of its channels at a time, over chunks of input
-    channels: of 16, or of a half of that and so on for the rest. With four channels or more there
-    are four sums at a time, with fewer the next waits for the last. The weights of a vector of
-    outputs, its panel, are read again for every pixel.
+    Channels are packed by 16, 8 or 4, whichever divides them, or lie one by one. Dense 3x3 windows
+    have kernels that loop over pixels for one input channel at a time: from packs of 8 to 8, from
+    single channels to 8 or 4 (`planar`), and from packs of 16 or 8 to single channels. Depthwise
+    convolutions have kernels of their own. The general kernel computes one output pixel after
+    another, a vector of channels at a time, over chunks of 16 input channels and halves of that for
+    the rest. Four or more channels give four independent sums, fewer give dependent ones. Each
+    pixel reads the panel of weights of a vector of outputs again.
     """
     lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
     vectors_in, vectors_out = packed_vectors(ops.ic, lanes), packed_vectors(ops.oc, lanes)
@@ -192,6 +179,258 @@ def _count_direct(ops: ConvColumns, soc: Soc) -> FeatureColumns:
     }
 
 
+# Winograd: 3x3 windows, and larger windows as sums of 3x3 windows. A 7x7 window, padded to 9x9 with
+# zeros, is the sum of nine 3x3 windows over shifted inputs. With the shifted inputs concatenated as
+# channels, one 3x3 convolution of nine times as many channels computes the sum. By itself ncnn runs
+# windows above 3x3 as matrix products. (Cf. Huang et al., "DWM: A Decomposable Winograd Method for
+# Convolution Acceleration", AAAI 2020.)
+
+
+#: Outputs per side of a tile, F(2x2, 3x3) and so on, and the transform cost of a point of each,
+#: relative to F(4x4).
+TILES, EFFORTS = (2, 4, 6), (0.5, 1.0, 1.4)
+#: ncnn chooses among all tiles by the shape.
+OPTIONS = {**PACKED, **{f"use_winograd{tile}3_convolution": True for tile in TILES}}
+
+#: The side of the summed windows.
+SIDE = 3
+
+
+def is_sum(op: Conv2d) -> bool:
+    """True for a window above 3x3 in both directions, which is a sum of 3x3 windows."""
+    return min(op.kernel) > SIDE
+
+
+def inner(op: Conv2d) -> Conv2d:
+    """The 3x3 convolution over concatenated shifted inputs; a 3x3 op itself."""
+    if not is_sum(op):
+        return op
+    channels = op.input.c * ceil_div(op.kernel.h, SIDE) * ceil_div(op.kernel.w, SIDE)
+    shape = Shape(op.input.n, channels, op.output.h + SIDE - 1, op.output.w + SIDE - 1)
+    return replace(op, inputs=(shape,), kernel=Size2(SIDE, SIDE), pad=Pad(0, 0, 0, 0))
+
+
+def summed(layer: NcnnLayer, op: Conv2d) -> NcnnLayer:
+    """`layer` for `inner(op)`, with the shifts that make its input from the op's."""
+    down, across = ceil_div(op.kernel.h, SIDE), ceil_div(op.kernel.w, SIDE)
+    size = {3: op.output.w + SIDE - 1, 4: op.output.h + SIDE - 1, 5: op.input.c}
+    padding = {
+        0: op.pad.top,
+        1: op.pad.bottom + SIDE * down - op.kernel.h,
+        2: op.pad.left,
+        3: op.pad.right + SIDE * across - op.kernel.w,
+    }
+    crops = tuple(
+        {0: SIDE * x, 1: SIDE * y, 2: 0, **size} for y in range(down) for x in range(across)
+    )
+    return replace(layer, shifts=Shifts(padding, crops), arrange=_arranged)
+
+
+def inner_columns(ops: ConvColumns) -> ConvColumns:
+    """Columns of the 3x3 convolutions over concatenated shifted inputs (`inner`)."""
+    larger = np.minimum(ops.kh, ops.kw) > SIDE
+    of_sum = {
+        "ic": ops.ic * _windows(ops),
+        "ih": ops.oh + SIDE - 1,
+        "iw": ops.ow + SIDE - 1,
+        **dict.fromkeys(("kh", "kw"), np.full_like(ops.ic, SIDE)),
+        **dict.fromkeys(("top", "left", "bottom", "right"), np.zeros_like(ops.ic)),
+    }
+    columns = {name: np.where(larger, new, getattr(ops, name)) for name, new in of_sum.items()}
+    return replace(ops, **columns)
+
+
+def copied(ops: ConvColumns, soc: Soc) -> FeatureColumns:
+    """Features of copying shifted inputs; 0 for 3x3 windows."""
+    windows = _windows(ops)
+    pixels = (ops.oh + SIDE - 1) * (ops.ow + SIDE - 1) * windows * (windows > 1)
+    return {
+        "copied_vectors": pixels * packed_vectors(ops.ic, soc.cpu.simd_floats),
+        **by_level("copied", 4.0 * ops.ic * pixels, soc.cpu.l2_cache_bytes),
+    }
+
+
+def _windows(ops: ConvColumns) -> Column:
+    return ceil_div(ops.kh, SIDE) * ceil_div(ops.kw, SIDE)
+
+
+def _arranged(weights: Weights) -> Mapping[str, Array]:
+    """Weights of the 3x3 windows, concatenated as input channels."""
+    weight = weights["weight"]
+    oc, ic, height, width = weight.shape
+    down, across = ceil_div(height, SIDE), ceil_div(width, SIDE)
+    full = np.zeros((oc, ic, SIDE * down, SIDE * across), np.float32)
+    full[:, :, :height, :width] = weight
+    cut = full.reshape(oc, ic, down, SIDE, across, SIDE).transpose(0, 2, 4, 1, 3, 5)
+    return {**weights, "weight": cut.reshape(oc, down * across * ic, SIDE, SIDE)}
+
+
+def _refuse(op: Conv2d) -> str | None:
+    apart = op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1
+    if apart or not (op.kernel == (3, 3) or is_sum(op)):
+        return (
+            "Winograd needs a kernel of 3x3, or above it both ways, and stride=1 dilation=1 "
+            f"groups=1, got kernel={op.kernel} stride={op.stride} dilation={op.dilation} "
+            f"groups={op.groups}"
+        )
+    if inner(op).input.c <= SMALL and op.out_channels <= SMALL:
+        return f"ncnn uses Winograd from more than {SMALL} input or output channels"
+    return None
+
+
+def _layer(op: Conv2d) -> NcnnLayer:
+    layer = ncnn_layer(inner(op), options=OPTIONS)
+    return summed(layer, op) if is_sum(op) else layer
+
+
+def _count(ops: ConvColumns, soc: Soc) -> FeatureColumns:
+    """Features of the transforms into points, of a product per point, and of the transforms back.
+
+    The points of all tiles are computed first; each block of output channels reads them again.
+    """
+    lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
+    copies, ops = copied(ops, soc), inner_columns(ops)
+    tile = usual_tile(ops)
+    points = (tile + 2) ** 2
+    tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
+    blocks = _PointBlocks.of(ops.oc, tiles, ops.ic, soc)
+    effort = np.select([tile == 2, tile == 4], EFFORTS[:2], EFFORTS[2]) * points * tiles
+    products = points * halvings(ops.oc, lanes) * ops.ic
+    point_bytes, weight_bytes = (4.0 * points * ops.ic * size for size in (tiles, ops.oc))
+    output_bytes = 4.0 * ops.oc * ops.pixels
+    padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
+    moved = 2 * (padded_bytes + point_bytes) + weight_bytes + output_bytes
+    return {
+        "padded_macs": products * lanes * tiles,
+        "waiting_macs": products * lanes * blocks.waited_n,
+        "kernel_steps": products * blocks.steps_n,
+        "input_transforms": effort * packed_vectors(ops.ic, lanes),
+        "output_transforms": effort * packed_vectors(ops.oc, lanes),
+        "points_again": beyond(point_bytes, cache) * (blocks.blocks_m - 1),
+        "output_bytes": output_bytes,
+        "output_far": by_level("output", output_bytes, cache)["output_far"],
+        **by_level("weight", weight_bytes, cache),
+        **by_level("moved", moved, cache),
+        **copies,
+    }
+
+
+@dataclass(frozen=True)
+class _PointBlocks:
+    """ncnn's cache blocks for Winograd's products: M x K, K x N and M x N share the cache.
+
+    A third of the cache limits M, the rest beside M limits K, and both limit N. A micro-kernel
+    computes a vector of M by 12 of N, and fewer of N at the end, in `steps_n` steps. They take as
+    long as `waited_n` of N, because fewer than 4 sums wait for each other.
+    """
+
+    blocks_m: Column
+    steps_n: Column
+    waited_n: Column
+
+    @classmethod
+    def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _PointBlocks:
+        lanes, floats = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
+        most = max(lanes, np.floor(np.sqrt(floats / 3) / lanes) * lanes)
+        block_m = _even(m, np.full_like(m, most), lanes)
+        left = np.floor(np.sqrt(floats) - block_m)
+        block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
+        room = np.floor((floats - block_m * block_k) / (block_m + block_k))
+        block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
+        whole = ceil_div(n, block_n) - 1
+        last = n - whole * block_n
+        steps = whole * _twelves(block_n) + _twelves(last)
+        waited = whole * _waited(block_n) + _waited(last)
+        return cls(ceil_div(m, block_m), steps, waited)
+
+
+def _even(size: Column, most: Column, unit: int) -> Column:
+    """The size of nearly equal blocks: a multiple of `unit`, at most `most`."""
+    result: Column = np.minimum(most, round_up(ceil_div(size, ceil_div(size, most)), unit))
+    return result
+
+
+def _twelves(size: Column) -> Column:
+    """Steps of 12, then of 8, 4, 2 and 1 for the rest."""
+    result: Column = np.floor(size / 12) + halvings(rest(size, 12), 8)
+    return result
+
+
+def _waited(size: Column) -> Column:
+    """Elements, with a step of 2 or 1 counted as 4."""
+    few = rest(rest(size, 12), 4)
+    result: Column = size - few + 4 * halvings(few, 2)
+    return result
+
+
+# The tile that ncnn chooses by itself: facts about ncnn 1.0.20261020 on x86, which a test confirms
+# bit by bit. Elsewhere ncnn chooses by other sizes, and predictors correct the guess.
+
+#: Channels at which the next row of the tables begins; below the first it is F(4x4).
+LEVELS = (8, 16, 32, 64, 128, 256, 512)
+#: Larger sizes have the tile of this size.
+LARGEST = 213
+
+#: Ranges of sizes with F(2x2), by level of input channels and of output channels.
+_F2 = """
+8: 8=0-213 16=3-6,9-14,47-212 32=3-6,15-16 64=3-4,7-14,47-48
+16: 8=3-8,11-12 16=3-10 32=3-4,9-10 64=3-4,7-8,11-12,15-18 128=3-6,9-18 256=3-12 512=11-12
+32: 8=3-10 16=7-8 32=7-8 64=3-8 128=3-4,7-16 256=3-6,11-12 512=3-6,11-12
+64: 8=3-12 16=3-12 32=3-12 64=3-12 128=3-8,19-22 256=7-8 512=3-8,11-12,15-20
+128: 8=3-6 16=3-6 32=3-10 64=3-8 128=3-10 256=3-8,11-12 512=3-14
+256: 8=3-6 16=3-8 32=3-8 64=3-4 128=3-12 256=3-14 512=3-14
+512: 8=3-6 16=3-8 32=3-8 64=3-8,11-12 128=3-14 256=3-14 512=3-14
+"""
+#: Ranges of sizes with F(6x6), unless F(2x2) applies.
+_F6 = """
+8: 16=31-32,39-44,47-212 32=7-14,17-20,23-26,31-38,43-162
+16: 8=19-20,33-38,43-44,47-128,155-210 16=11-14,27-38,43-44,47-74,81-110,117-170,177-182
+    32=11-14,19-20,23-44,47-92,95-188
+32: 8=11-14,19-20,31-38,43-44,55-162 16=13-14,19-20,23-38,43-44,47-140
+    32=11-14,19-20,23-44,47-56,63-130
+"""
+
+
+def _all_tiles() -> NDArray[np.float64]:
+    """The tile, indexed by level of input channels, level of output channels, and size."""
+    levels = len(LEVELS) + 1
+    tiles = np.full((levels, levels, LARGEST + 1), 4.0)
+    for tile, table in ((6.0, _F6), (2.0, _F2)):
+        row = 0
+        for word in table.split():
+            if word.endswith(":"):
+                row = LEVELS.index(int(word[:-1])) + 1
+                continue
+            oc, ranges = word.split("=")
+            for first, last in (map(int, sizes.split("-")) for sizes in ranges.split(",")):
+                tiles[row, LEVELS.index(int(oc)) + 1, first : last + 1] = tile
+    tiles.flags.writeable = False
+    return tiles
+
+
+_TILES = _all_tiles()
+
+
+def usual_tile(ops: ConvColumns) -> Column:
+    """Outputs per side of ncnn's tile, by channels and the shorter padded input side."""
+    size = np.minimum(np.minimum(ops.oh, ops.ow) + 2, LARGEST).astype(np.intp)
+    ic, oc = (np.searchsorted(LEVELS, channels, side="right") for channels in (ops.ic, ops.oc))
+    result: Column = _TILES[ic, oc, size]
+    return result
+
+
+def _growth(ops: ConvColumns) -> Column:
+    """Stored points per element of the original window."""
+    points = (usual_tile(inner_columns(ops)) + 2) ** 2
+    result: Column = points * _windows(ops) / (ops.kh * ops.kw)
+    return result
+
+
+WINOGRAD = CpuKernel(
+    "conv2d", _layer, _count, ConvColumns, _refuse, name="cpu_winograd", growth=_growth
+)
+
+
 GEMM = CpuKernel(
     "conv2d",
     lambda op: ncnn_layer(op, NO_WINOGRAD),
@@ -210,7 +449,7 @@ DIRECT = CpuKernel(
 )
 
 
-def _onnx_plan(op: Conv2d) -> OrtPlan:
+def _onnx(op: Conv2d) -> OrtPlan:
     conv = node(
         "Conv",
         ("x0", "weight", "bias"),
@@ -223,10 +462,11 @@ def _onnx_plan(op: Conv2d) -> OrtPlan:
     return OrtPlan((conv,), op.inputs, op.output)
 
 
-def _count_blocks(ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    """Channels lie in blocks of a vector; of fewer than one the planar input is read.
+def _count_onnx(ops: ConvColumns, soc: Soc) -> FeatureColumns:
+    """Features of ONNX Runtime, whose channels are blocked by vectors.
 
-    Other groups than single channels are computed one by one.
+    Fewer channels than a vector are read as planar input. Groups are computed one by one, unless
+    they are single channels.
     """
     lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
     group_oc = np.floor(ops.oc / ops.groups)
@@ -251,4 +491,4 @@ def _count_blocks(ops: ConvColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-ORT = CpuOrt("conv2d", _onnx_plan, _count_blocks, ConvColumns)
+ONNX = of_onnx("conv2d", _onnx, _count_onnx, ConvColumns)

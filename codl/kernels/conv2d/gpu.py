@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
+from codl.ir.records.soc import Soc
 from codl.ir.types import Storage
-from codl.kernels.architecture import architecture_of
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -24,19 +23,17 @@ from codl.kernels.feature_columns import (
     unique,
 )
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
-from codl.kernels.tiling import group_items, pack_bias, round_up
-from codl.records.soc import Soc
+from codl.kernels.tiling import architecture_of, group_items, pack_bias, round_up
 
-#: How many work-items may share the sums of a tile, and the fewest blocks of inputs for each.
+#: Numbers of work-items that may share a tile's sums, and the least input blocks for each.
 TEAMS = (1, 2, 4, 8)
 TEAM_BLOCKS = 2
-#: The width of a work-group: pixels that share weights, beside blocks that share inputs. And widths
-#: that are worth a try.
-WIDE, WIDTHS = 4, (1, 2, 16, 64)
+#: Width of a work-group in pixels, which share weights.
+WIDE = 4
 
 
 class GpuConv(ColumnKernel):
-    """Base of the entries. `ranked` has the choices of one, and the order of preference."""
+    """Base of the convolution kernels; `ranked` has a kernel's choices in order of preference."""
 
     op_kind = "conv2d"
     adds_on = ANY_DEVICE
@@ -44,70 +41,53 @@ class GpuConv(ColumnKernel):
     storages: ClassVar[tuple[Storage, ...]] = BLOCKS
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
-        """Choices by name, and their order: the least is the usual one, and infinity is none.
+        """Choices by name, and their rank; the lowest rank is the default, infinity is invalid.
 
-        All shaped (choices, ops), or such that they broadcast to it.
+        All have a shape that broadcasts to (choices, ops).
         """
         return {}, np.zeros((1, len(ops)))
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid | None:
-        """The work-items that have most of the work, in a choice; None where that is no matter."""
-        return None
+    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
+        """The grid of the kernel with most of the work."""
+        raise NotImplementedError
 
     def team_blocks(self, ops: ConvColumns) -> Column | None:
-        """Blocks of inputs, of which teams may have a part each; None where there are no teams."""
+        """Blocks of inputs that teams can divide; None for a kernel without teams."""
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        """The ranked choices, and the first with other teams."""
         ops = ConvColumns.of([op])
-        usual = in_order(*self.ranked(ops, soc))
-        return usual if soc.gpu.is_cpu else self.in_groups(ops, soc, usual)
+        usual, blocks = in_order(*self.ranked(ops, soc)), self.team_blocks(ops)
+        if soc.gpu.is_cpu or blocks is None or not usual:
+            return usual
+        others = [{**usual[0], "teams": n} for n in TEAMS if n <= most_teams(blocks, soc)[0]]
+        columns = ({name: np.array([float(value)]) for name, value in x.items()} for x in usual)
+        likely = [first_choice(self.with_teams(ops, soc, each)) for each in columns]
+        return unique([*likely, *others])
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        usual = least(*self.ranked(ops, soc))
-        return usual if soc.gpu.is_cpu else self.grouped(ops, soc, usual)
+        return self.with_teams(ops, soc, least(*self.ranked(ops, soc)))
 
-    def grouped(
-        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns, *, wide: int | None = None
-    ) -> ChoiceColumns:
-        """A choice of a GPU with the width and height of work-groups, and of how many `teams`."""
-        if (grid := self.grid(ops, soc, choice)) is None:
+    def with_teams(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> ChoiceColumns:
+        """A choice for a GPU with the fewest teams that give each unit enough work-items."""
+        blocks = self.team_blocks(ops)
+        if soc.gpu.is_cpu or blocks is None:
             return choice
-        if wide is not None:
-            grid = replace(grid, wide=wide)
-        if (blocks := self.team_blocks(ops)) is not None and "teams" not in choice:
-            teams = usual_teams(grid, most_teams(blocks, soc), soc)
-            choice, grid = {**choice, "teams": teams}, replace(grid, teams=teams)
-        width, high = grid.shape
-        return {**choice, "local_x": width, "local_y": high}
-
-    def in_groups(
-        self, ops: ConvColumns, soc: Soc, choices: Iterable[Choice]
-    ) -> tuple[Choice, ...]:
-        """Choices with their usual groups; the first, too, with other teams and other widths."""
-        likely = list(choices)
-        usual = [first_choice(self.grouped(ops, soc, _column(each))) for each in likely]
-        if not usual or "local_x" not in usual[0]:
-            return unique(usual)
-        others = [self.grouped(ops, soc, _column(likely[0]), wide=wide) for wide in WIDTHS]
-        if (blocks := self.team_blocks(ops)) is not None:
-            fitting = [n for n in TEAMS if n <= most_teams(blocks, soc)[0]]
-            others += [self.grouped(ops, soc, _column({**likely[0], "teams": n})) for n in fitting]
-        return unique([*usual, *map(first_choice, others)])
+        wanted = np.maximum(1, device_items(soc) / self.grid(ops, soc, choice).items)
+        teams = np.minimum(most_teams(blocks, soc), 2.0 ** np.ceil(np.log2(wanted)))
+        return {**choice, "teams": teams}
 
     def smaller(self, ops: ConvColumns, soc: Soc, choices: ChoiceColumns) -> Any:
-        """By how much smaller tiles are to be preferred to each of `choices`, on a GPU.
+        """Penalty of each choice that leaves a GPU with too few work-items, shaped as the choices.
 
-        Where there are too few work-items: without teams the smaller the better, and with teams
-        where a row is no whole number of tiles, but of pairs of pixels.
+        Without teams, the penalty grows with the tile. With teams, it applies to tiles that do not
+        divide an even row.
         """
-        grid, blocks, pixels = (
-            self.grid(ops, soc, choices),
-            self.team_blocks(ops),
-            choices["pixels"],
-        )
-        if grid is None or soc.gpu.is_cpu:
+        if soc.gpu.is_cpu:
             return np.zeros_like(ops.ic)
+        grid, blocks = self.grid(ops, soc, choices), self.team_blocks(ops)
+        pixels = choices["pixels"]
         if blocks is None:
             return pixels * (grid.items < device_items(soc))
         uneven = (rest(ops.ow, pixels) > 0) & (rest(ops.ow, 2) == 0) & (ops.window > 1)
@@ -122,9 +102,9 @@ class GpuConv(ColumnKernel):
         zeros: int = 0,
         **others: Any,
     ) -> KernelPlan:
-        """The plan of launches for one image; behind the bias are blocks of `zeros`.
+        """The plan of launches for one image; `zeros` blocks of zeros follow the bias.
 
-        `others` are arguments of `assemble`.
+        `others` are further arguments of `assemble`.
         """
         width = self.width(soc)
 
@@ -137,28 +117,17 @@ class GpuConv(ColumnKernel):
         return self.assemble(op, soc, *launches, pack=constants, **others)
 
 
-def _column(choice: Choice) -> ChoiceColumns:
-    return {name: np.array([float(value)]) for name, value in choice.items()}
-
-
 def device_items(soc: Soc) -> int:
     """Work-items that keep the GPU busy."""
     return architecture_of(soc.gpu).unit_items * soc.gpu.compute_units
 
 
 def most_teams(blocks: Column, soc: Soc) -> Column:
-    """The most teams, a power of two, that blocks of inputs and a work-group have room for."""
+    """The most teams, a power of two, for the input blocks and the size of a work-group."""
     most = min(TEAMS[-1], group_items(soc))
     each = np.clip(np.floor(blocks / TEAM_BLOCKS), 1, most)
     result: Column = 2.0 ** np.floor(np.log2(each))
     return result
-
-
-def usual_teams(grid: Grid, most: Column, soc: Soc) -> Column:
-    """The fewest teams, at most so many, with which every compute unit has enough work-items."""
-    wanted = device_items(soc) / grid.items
-    teams: Column = np.minimum(most, 2.0 ** np.ceil(np.log2(np.maximum(1, wanted))))
-    return teams
 
 
 def team_macros(grid: Grid) -> dict[str, int]:
@@ -168,7 +137,7 @@ def team_macros(grid: Grid) -> dict[str, int]:
 
 
 def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
+    """Bytes of whole blocks of input and output, and of packed weights, each counted once."""
     width = kernel.width(soc)
     oc = round_up(ops.oc, width)
     return {
@@ -179,14 +148,13 @@ def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
 
 
 def moved_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    """Bytes of the tensors, where weights hardly count, by how far away they lie."""
     moved = byte_columns(kernel, ops, soc)
     moved_bytes = moved["input_bytes"] + moved["output_bytes"]
     return by_level("moved", moved_bytes, gpu_cache_bytes(soc))
 
 
 def refuse_groups(op: Conv2d, width: int) -> str | None:
-    """Why groups cannot be computed in blocks of `width` channels."""
+    """The reason why groups cannot be computed in blocks of `width` channels; None if they can."""
     per_group = (op.input.c // op.groups, op.out_channels // op.groups)
     if op.groups > 1 and any(channels % width for channels in per_group):
         return (

@@ -1,4 +1,4 @@
-"""Convolution on the GPU as a matrix product with tiles in local memory; nothing is unfolded."""
+"""Convolution on the GPU as an implicit matrix product, with tiles in local memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.architecture import architecture_of, holds, most_items
+from codl.ir.records.soc import GpuSide, Soc
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -26,15 +26,21 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.feature_columns import single
-from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
-from codl.kernels.tiling import GROUP, ceil_div, pack_bias, round_up
-from codl.kernels.window import window_args
-from codl.records.soc import GpuSide, Soc
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch, window_args
+from codl.kernels.tiling import (
+    GROUP,
+    architecture_of,
+    ceil_div,
+    holds,
+    most_items,
+    pack_bias,
+    round_up,
+)
 
-#: Cuts worth trying but for their splits: the register tile of a work-item, pixels x channels, how
-#: many work-items a team has in each direction, the depth of a step and the number of teams. Of 180
-#: that were tried on an H200, these come within 1 % of the best of all on the convolutions of
-#: VGG-16, ResNet-50 and MobileNetV2. Maps of networks are 7 x 2^n wide, and so are most tiles.
+#: Cuts to try, without splits: register tile of a work-item in pixels x channels, work-items of a
+#: team per direction, depth of a step, and teams. Of 180 tried on an H200, these are within 1 % of
+#: the best for the convolutions of VGG-16, ResNet-50 and MobileNetV2. Feature maps are 7 x 2^n
+#: wide, and so are most tiles.
 SHAPES = tuple(
     {"tm": tm, "items_m": items_m, "tn": tn, "items_n": items_n, "depth": depth, "teams": teams}
     for tm, items_m, tn, items_n, depth, teams in (
@@ -59,25 +65,25 @@ SHAPES = tuple(
         (4, 8, 4, 8, 2, 1),
     )
 )
-#: Where none of them stays in registers.
+#: The cut for GPUs whose registers hold none of the others.
 SMALLEST = {"tm": 2, "items_m": 8, "tn": 4, "items_n": 8, "depth": 2, "teams": 1}
 SPLITS = (1, 2, 4, 8, 16)
-#: For the cost of a cut: what a multiply-add on 128 lanes and a byte take on a unit, the wait for a
-#: load, a group's beginning and end, and one more launch. This is what it costs the host, which
-#: small networks wait for, rather than the device.
+#: Costs of a cut in cycles of a compute unit: a multiply-add on 128 lanes, a byte, the latency of a
+#: load, start and end of a group, and one more launch. A launch costs host time, which bounds small
+#: networks.
 MAC_CYCLES, BYTE_CYCLES, LATENCY_CYCLES = 1.54, 0.035, 650
 GROUP_CYCLES, LAUNCH_CYCLES = 3380, 8000
-#: Local memory that drivers take for themselves.
+#: Local memory that drivers reserve.
 SPARE_LOCAL_BYTES = 64
-#: Choices that are worth a try, of those that look best.
+#: The most choices to try, by predicted cost.
 MOST_CHOICES = 16
 
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """Matrix products: pixels x (taps x input blocks) times these x output blocks.
+    """Matrix products: pixels x (taps x input blocks) times (taps x input blocks) x output blocks.
 
-    A batch of them, each with weights of its own, or one for each of some images.
+    There are `batches` products with own weights, or `images` products with shared weights.
     """
 
     pixels: int
@@ -86,7 +92,7 @@ class GemmProblem:
     taps: int = 1
     batches: int = 1
     images: int = 1
-    #: Whether they are multiplied, and summed a few at a time, as halves.
+    #: True where factors are float16, and a few products are summed in float16.
     halves: bool = False
 
     @property
@@ -95,18 +101,18 @@ class GemmProblem:
 
     @property
     def depth(self) -> int:
-        """Blocks of four inputs of one sum."""
+        """Blocks of four inputs in one sum."""
         return self.taps * self.in_blocks
 
     @property
     def weights(self) -> int:
-        """Blocks of four by four."""
+        """Weight blocks of four by four."""
         return self.batches * self.depth * self.out_blocks
 
 
 @dataclass(frozen=True)
 class GemmCut:
-    """How a product is cut into work-groups, teams and steps; the source says what these are."""
+    """Work-groups, teams and steps of a product, with the macros of the source."""
 
     tm: int
     items_m: int
@@ -130,7 +136,6 @@ class GemmCut:
 
     @property
     def items(self) -> int:
-        """Work-items of a work-group."""
         return self.team_items * self.teams
 
     @property
@@ -141,12 +146,12 @@ class GemmCut:
 
     @property
     def a_loads(self) -> int:
-        """Vectors of four pixels that a work-item brings in for a step."""
+        """Vectors of four pixels that a work-item loads per step."""
         return ceil_div(self.depth * self.tile_m, self.team_items)
 
     @property
     def b_loads(self) -> int:
-        """The same of weights."""
+        """Vectors of four weights that a work-item loads per step."""
         return ceil_div(self.depth * self.tile_n, self.team_items)
 
     @property
@@ -155,14 +160,14 @@ class GemmCut:
 
     @property
     def registers(self) -> int:
-        """Of a work-item: sums, weights of a block and what is on its way, and some 40 more."""
+        """Registers of a work-item: sums, weights of a block, pending loads, and 40 others."""
         return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
 
     def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
-        """Whether sums, weights of a block and what is on its way stay in registers.
+        """True where sums, weights of a block and pending loads fit the registers.
 
-        Factors that are halves are two in a register. Their sums are not, beside which there are
-        those of floats; and places in a window are apart, as Mali's compiler has it.
+        A register holds two float16 factors. Float16 sums come beside the float32 sums, and Mali's
+        compiler does not pack window positions.
         """
         window = 0 if product.taps == 1 else 4
         sums, factors = self.tm * self.tn, 4 * (self.tn + self.loads)
@@ -172,27 +177,17 @@ class GemmCut:
 
     @property
     def macros(self) -> dict[str, int | bool]:
-        sizes = {
-            "TM": self.tm,
-            "ITEMS_M": self.items_m,
-            "TN": self.tn,
-            "ITEMS_N": self.items_n,
-            "DEPTH": self.depth,
-            "TEAMS": self.teams,
-            "A_LOADS": self.a_loads,
-            "B_LOADS": self.b_loads,
-        }
-        return {**sizes, "RAW": self.splits > 1}
+        sizes = {name.upper(): size for name, size in asdict(self).items() if name != "splits"}
+        loads = {"A_LOADS": self.a_loads, "B_LOADS": self.b_loads}
+        return {**sizes, **loads, "RAW": self.splits > 1}
 
     def steps(self, product: GemmProblem) -> int:
-        """Steps of one team."""
         return ceil_div(product.depth, self.depth * self.teams * self.splits)
 
     def padded_depth(self, product: GemmProblem) -> int:
         return self.steps(product) * self.teams * self.splits * self.depth
 
     def groups(self, product: GemmProblem) -> tuple[int, int, int]:
-        """Work-groups in each dimension."""
         return (
             ceil_div(product.pixels, self.tile_m),
             ceil_div(4 * product.out_blocks, self.tile_n),
@@ -206,9 +201,10 @@ class GemmCut:
         window: Mapping[str, int],
         apart: tuple[Arg, Arg],
     ) -> tuple[KernelLaunch, ...]:
-        """The products, and where they are split a second kernel that adds the sums.
+        """Launches of the products, and of a second kernel that adds the sums of splits.
 
-        `window` is what `window_args` has; the images of either end lie so far `apart`.
+        `window` are the arguments `window_args`; `apart` are the distances of input and output
+        images.
         """
         (source, target), bias = ends, ConstantArg("bias")
         if self.splits == 1:
@@ -235,7 +231,6 @@ class GemmCut:
         window: Mapping[str, int],
         apart: tuple[Arg, Arg],
     ) -> KernelLaunch:
-        """The products alone; `buffers` are input, output, weight and bias."""
         tiles_m, *others = self.groups(product)
         return launch(
             "conv2d_gemm",
@@ -253,12 +248,10 @@ class GemmCut:
         )
 
     def scratch(self, product: GemmProblem) -> dict[str, int]:
-        """What the splits of `launches` leave."""
         sums = self.splits * product.count * product.pixels * product.out_blocks
         return {} if self.splits == 1 else {"parts": 16 * sums}
 
     def features(self, product: GemmProblem, gpu: GpuSide) -> dict[str, float]:
-        """What all products cost, padded to whole tiles and steps."""
         tiles_m, tiles_n, others = self.groups(product)
         groups, depth = tiles_m * tiles_n * others, 4 * self.padded_depth(product)
         padded = tiles_m * self.tile_m * tiles_n * self.tile_n * depth * product.count
@@ -271,7 +264,7 @@ class GemmCut:
         }
 
     def pack(self, weight: Array, product: GemmProblem) -> Array:
-        """(batches, taps, in channels, out channels) -> as the source says, flat."""
+        """Pack (batches, taps, in channels, out channels) in the source's order, flat."""
         tiles_n, rows = self.groups(product)[1], 4 * self.padded_depth(product)
         blocked = np.zeros((*weight.shape[:2], 4 * product.in_blocks, weight.shape[3]), np.float32)
         blocked[:, :, : weight.shape[2]] = weight
@@ -283,16 +276,16 @@ class GemmCut:
         return packed.reshape(-1)
 
     def can_split(self, product: GemmProblem, gpu: GpuSide) -> bool:
-        """Whether every split has a step for each team, and units would idle without splits."""
+        """True where each split has a step per team, and units would idle without splits."""
         groups = prod(self.groups(product)) // self.splits
         steps = product.depth // (self.depth * self.teams)
         return self.splits <= steps and 2 * groups <= 3 * gpu.compute_units
 
     def cost(self, product: GemmProblem, gpu: GpuSide) -> float:
-        """A rough latency, to compare cuts by, in cycles of a compute unit; fitted on an H200.
+        """Approximate latency in cycles of a compute unit, fitted on an H200, to rank cuts.
 
-        A unit has some groups at once and then others. In a step, these wait for each other's
-        multiplications and bytes, or all for one latency.
+        A unit runs some groups at once. Within a step these wait for each other's arithmetic and
+        bytes, or all for one memory latency.
         """
         groups = ceil_div(prod(self.groups(product)), gpu.compute_units)
         unit = architecture_of(gpu)
@@ -301,7 +294,7 @@ class GemmCut:
         together = max(1, min(groups, unit.unit_registers // taken, local, 32))
         macs = MAC_CYCLES * self.tm * self.tn * 4 * self.depth * self.items / 128
         moved = 16 * self.depth * (self.tile_m + self.tile_n) * self.teams * BYTE_CYCLES
-        # The addresses of a load: more where a window may lie beside the input.
+        # Instructions for addresses: more where a window reaches into the padding.
         address = self.items * (4.3 + 2.2 * self.loads) / 32
         work = (macs**3 + moved**3) ** (1 / 3) + address * (1.66 if product.taps > 1 else 1)
         around = GROUP_CYCLES + (106 * self.tn if self.teams > 1 else 0)
@@ -320,7 +313,7 @@ class GemmCut:
 
 
 def row_window(pixels: int, step: int = 1) -> dict[str, int]:
-    """`window_args` of a product whose rows are a line of pixels, each `step` behind the last."""
+    """`window_args` for a product with one row of pixels, `step` apart."""
     steps = {"kernel_h": 1, "kernel_w": 1, "stride_h": 1, "stride_w": step}
     sizes = {"in_h": 1, "in_w": pixels, "out_w": pixels, **steps}
     return {**sizes, "pad_top": 0, "pad_left": 0, "dilation_h": 1, "dilation_w": 1}
@@ -328,9 +321,9 @@ def row_window(pixels: int, step: int = 1) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
-    """All cuts that the device can run and that leave no team without work, likely ones first.
+    """Cuts that fit the device and give every team work, the cheapest first.
 
-    Sums stay in registers, and a group is as large as one of a kernel with many may be.
+    Sums fit the registers, and work-groups the size limit of kernels with many registers.
     """
     every = _fitting(product, gpu, SHAPES) or _fitting(product, gpu, [SMALLEST])
     return tuple(sorted(every, key=lambda cut: cut.cost(product, gpu)))
@@ -356,7 +349,7 @@ def refuse_width(soc: Soc) -> str | None:
 
 
 class Products(Kernel):
-    """Base of entries that multiply matrices so: they are cut in the likeliest way untuned."""
+    """Base of kernels that compute matrix products; the default is the cheapest cut."""
 
     base_name = "gpu_gemm"
     source = "conv2d/gpu_gemm.cl"
@@ -364,7 +357,6 @@ class Products(Kernel):
     through_local = True
 
     def product(self, op: Any) -> GemmProblem:
-        """What is multiplied."""
         raise NotImplementedError
 
     def refuse(self, op: Any, soc: Soc) -> str | None:

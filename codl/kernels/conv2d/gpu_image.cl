@@ -5,9 +5,8 @@
 // PIXELS         pixels of a work-item's tile
 // TEAMS          work-items that share a tile's sums: see teams.cl
 // ONE_BY_ONE     defined where the window is one pixel and there is no padding
-// FILTER_IMAGE   defined where the filter is an image and not a buffer
 // weight     (rows: out texel, kernel h, kernel w; columns: in channel of the group, a multiple
-//            of 4; 4 output channels): I wide and ceil(O / 4) * H * W high where it is an image
+//            of 4; 4 output channels): an image, I wide and ceil(O / 4) * H * W high
 // bias       [out texel][4]
 // in_blocks, out_blocks   texels of a pixel of one group; other sizes in pixels
 
@@ -19,14 +18,6 @@
 #define SUM_AT [p]
 #define EACH_SUM(body) UNROLLED(p, PIXELS, body)
 #include "runs.cl"
-
-#ifdef FILTER_IMAGE
-#define FILTER_ARG IMAGE_IN
-#define FILTER(channel, at) RTEXEL(weight, channel, at)
-#else
-#define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) RLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
-#endif
 
 #ifdef ONE_BY_ONE
 #define KERNEL_H 1
@@ -42,7 +33,7 @@
 KERNEL void conv2d_image(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
-    FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
+    IMAGE_IN weight, __global const float *bias, int strip, int tiles, int tiles_w,
     int in_blocks, int out_blocks, WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int out_block = BLOCK_ID;
@@ -74,10 +65,10 @@ KERNEL void conv2d_image(
                     columns[p] = INSIDE(x) ? first + x : OUTSIDE;
                 })
                 RUNS(b, TEAM_FROM(in_blocks), TEAM_TO(in_blocks), 4, {
-                    const REALV w0 = FILTER(b * 4, at);
-                    const REALV w1 = FILTER(b * 4 + 1, at);
-                    const REALV w2 = FILTER(b * 4 + 2, at);
-                    const REALV w3 = FILTER(b * 4 + 3, at);
+                    const REALV w0 = RTEXEL(weight, b * 4, at);
+                    const REALV w1 = RTEXEL(weight, b * 4 + 1, at);
+                    const REALV w2 = RTEXEL(weight, b * 4 + 2, at);
+                    const REALV w3 = RTEXEL(weight, b * 4 + 3, at);
                     UNROLLED(p, PIXELS, {
                         const REALV x = RTEXEL(input, columns[p] + b * in_w, input_row + y);
                         SUMS[p] += x.s0 * w0;

@@ -3,25 +3,16 @@
 // neighbouring texels.
 //
 // PIXELS         pixels of a work-item's tile
-// FILTER_IMAGE   defined where the filter is an image and not a buffer
-// weight     (rows: texel of channels; columns: kernel h, kernel w; 4 channels)
+// weight     (rows: texel of channels; columns: kernel h, kernel w; 4 channels), an image
 // bias       [texel][4]; other sizes in pixels
 
 #include "conv2d/added.cl"
 #include "window.cl"
 
-#ifdef FILTER_IMAGE
-#define FILTER_ARG IMAGE_IN
-#define FILTER(tap) RTEXEL(weight, tap, block)
-#else
-#define FILTER_ARG __global const WEIGHT *
-#define FILTER(tap) RLOAD(weight + (block * kernel_h * kernel_w + (tap)) * 4)
-#endif
-
 KERNEL void conv2d_image_depthwise(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
-    FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
+    IMAGE_IN weight, __global const float *bias, int strip, int tiles, int tiles_w,
     WINDOW_ARGS ADDED_TEXEL_ARGS)
 {
     const int block = BLOCK_ID, first = input_column + block * in_w;
@@ -41,7 +32,7 @@ KERNEL void conv2d_image_depthwise(
             const int y = out_y * stride_h - pad_top + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
             for (int kx = 0; kx < kernel_w; kx++) {
-                const REALV w = FILTER(ky * kernel_w + kx);
+                const REALV w = RTEXEL(weight, ky * kernel_w + kx, block);
                 UNROLLED(p, PIXELS, {
                     const int x = xs[p] + kx * dilation_w;
                     const int column = (uint)x < (uint)in_w ? first + x : OUTSIDE;

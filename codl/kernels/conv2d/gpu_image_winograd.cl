@@ -1,14 +1,11 @@
 // Winograd convolution F(TILE x TILE, 3x3) over images, in three kernels: the input's tiles are
 // transformed, multiplied at every point, and transformed back. In between lie two images:
 //
-// points     height-major: column tile, row (point, in texel), 4 channels of a tile in a texel; or,
-//            where WIDTH_MAJOR is defined, column tile / 4, row (point, in channel), 4 tiles of a
-//            channel in a texel
-// sums       height-major: column tile, row (point, out texel)
+// points     column tile, row (point, in texel), 4 channels of a tile in a texel
+// sums       column tile, row (point, out texel)
 //
 // SIDE           TILE + 2
 // TILE           2 or 4 output pixels a side
-// FILTER_IMAGE   defined where the filter is an image and not a buffer
 // weight     (rows: out texel, point; columns: in channel, a multiple of 4; 4 output channels),
 //            transformed; bias [out texel][4]
 // tiles      are counted along rows of `tiles_w`; in_blocks and out_blocks are texels of a pixel
@@ -22,14 +19,6 @@
 #define EACH_SUM(body) UNROLLED(i, 4, body)
 #include "runs.cl"
 
-#ifdef FILTER_IMAGE
-#define FILTER_ARG IMAGE_IN
-#define FILTER(channel, at) RTEXEL(weight, channel, at)
-#else
-#define FILTER_ARG __global const WEIGHT *
-#define FILTER(channel, at) RLOAD(weight + ((ADDRESS)(at) * in_blocks * 4 + (channel)) * 4)
-#endif
-
 #define VALUE float4
 #include "conv2d/winograd.cl"
 
@@ -37,47 +26,27 @@
 #define COLUMN_AT(x, y)                                                                            \
     (((uint)(x) < (uint)in_w) & ((uint)(y) < (uint)in_h) ? first + (x) : OUTSIDE)
 
-// The texel of an input's pixel that the i-th tile of a work-item has at row r and column c.
-#define TILE_TEXEL(i, r, c) TEXEL(input, COLUMN_AT(x0[i] + (c), y0[i] + (r)), input_row + y0[i] + (r))
-#ifdef WIDTH_MAJOR
-// Channel b of four tiles.
-static float channel_of(float4 texel, int lane) { return LANE_OF(texel, lane); }
-#define ACROSS 4
-#define INPUT_AT(r, c)                                                                             \
-    (float4)(channel_of(TILE_TEXEL(0, r, c), b % 4),                                               \
-             channel_of(TILE_TEXEL(1, r, c), b % 4),                                               \
-             channel_of(TILE_TEXEL(2, r, c), b % 4),                                               \
-             channel_of(TILE_TEXEL(3, r, c), b % 4))
-#define TEXEL_OF(b) ((b) / 4)
-#else
-#define ACROSS 1
-#define INPUT_AT(r, c) TILE_TEXEL(0, r, c)
-#define TEXEL_OF(b) (b)
-#endif
+// The texel of an input's pixel that a work-item has at row r and column c.
+#define TILE_TEXEL(r, c) TEXEL(input, COLUMN_AT(x0 + (c), y0 + (r)), input_row + y0 + (r))
 
-// A work-item: one tile x one texel of channels; or four tiles x one channel.
+// A work-item: one tile x one texel of channels.
 KERNEL void winograd_image_input(
     IMAGE_IN input, int input_column, int input_row, IMAGE_OUT points,
     int tiles, int tiles_w, int blocks, int in_h, int in_w, int pad_top, int pad_left)
 {
-    const int item = STRIP_ID, b = BLOCK_ID, first = input_column + TEXEL_OF(b) * in_w;
-    if (item * ACROSS >= tiles) return;
-    int y0[ACROSS], x0[ACROSS];
-    UNROLLED(i, ACROSS, {
-        const int tile = item * ACROSS + i;
-        const int ty = tile / tiles_w;
-        y0[i] = ty * TILE - pad_top;
-        x0[i] = (tile - ty * tiles_w) * TILE - pad_left;
-    })
+    const int tile = STRIP_ID, b = BLOCK_ID, first = input_column + b * in_w;
+    if (tile >= tiles) return;
+    const int ty = tile / tiles_w;
+    const int y0 = ty * TILE - pad_top, x0 = (tile - ty * tiles_w) * TILE - pad_left;
     float4 half_way[SIDE][SIDE];
 #define KEEP_HALF(i, value) half_way[r][i] = (value)
 #define DOWN_HALF_WAY(r) half_way[r][c]
-#define KEEP_TEXEL(i, value) TEXEL_SET(points, item, ((i) * SIDE + c) * blocks + b, value)
+#define KEEP_TEXEL(i, value) TEXEL_SET(points, tile, ((i) * SIDE + c) * blocks + b, value)
     // The even rows, and then the odd ones: points leave the registers as soon as their rows are there.
     UNROLLED(i, SIDE, {
         const int r = i < SIDE / 2 ? 2 * i : 2 * i + 1 - SIDE;
         float4 row[SIDE];
-        UNROLLED(c, SIDE, { row[c] = INPUT_AT(r, c); })
+        UNROLLED(c, SIDE, { row[c] = TILE_TEXEL(r, c); })
         TO_POINTS(ROW, KEEP_HALF)
         if (i == SIDE / 2 - 1) UNROLLED(c, SIDE, { FIRST_POINT(DOWN_HALF_WAY, KEEP_TEXEL) })
         if (i == SIDE - 2) UNROLLED(c, SIDE, { INNER_POINTS(DOWN_HALF_WAY, KEEP_TEXEL) })
@@ -88,8 +57,7 @@ KERNEL void winograd_image_input(
 // Four tiles x one texel of output channels at one point, shared by TEAMS work-items. Texels of all
 // points are one after the other.
 KERNEL void winograd_image_product(
-    IMAGE_IN points, IMAGE_OUT sums, FILTER_ARG weight, int tiles, int in_channels, int in_blocks,
-    int out_blocks)
+    IMAGE_IN points, IMAGE_OUT sums, IMAGE_IN weight, int tiles, int in_blocks, int out_blocks)
 {
     const int item = STRIP_ID, point = BLOCK_ID / out_blocks, o = BLOCK_ID - point * out_blocks;
 #if TEAMS > 1
@@ -101,21 +69,11 @@ KERNEL void winograd_image_product(
     float4 acc[4];
     UNROLLED(i, 4, { acc[i] = (float4)(0.0f); })
     BEGIN_RUN
-#ifdef WIDTH_MAJOR
-    RUNS(c, TEAM_FROM(in_channels), TEAM_TO(in_channels), 1, {
-        const REALV x = RTEXEL(points, item, point * in_channels + c);
-        const REALV w = FILTER(c, at);
-        SUMS[0] += x.s0 * w;
-        SUMS[1] += x.s1 * w;
-        SUMS[2] += x.s2 * w;
-        SUMS[3] += x.s3 * w;
-    })
-#else
     RUNS(b, TEAM_FROM(in_blocks), TEAM_TO(in_blocks), 4, {
-        const REALV w0 = FILTER(b * 4, at);
-        const REALV w1 = FILTER(b * 4 + 1, at);
-        const REALV w2 = FILTER(b * 4 + 2, at);
-        const REALV w3 = FILTER(b * 4 + 3, at);
+        const REALV w0 = RTEXEL(weight, b * 4, at);
+        const REALV w1 = RTEXEL(weight, b * 4 + 1, at);
+        const REALV w2 = RTEXEL(weight, b * 4 + 2, at);
+        const REALV w3 = RTEXEL(weight, b * 4 + 3, at);
         UNROLLED(i, 4, {
             const REALV x = RTEXEL(points, item * 4 + i, point * in_blocks + b);
             SUMS[i] += x.s0 * w0;
@@ -124,7 +82,6 @@ KERNEL void winograd_image_product(
             SUMS[i] += x.s3 * w3;
         })
     })
-#endif
     END_RUN
 #if TEAMS > 1
     UNROLLED(i, 4, { TEAM_PUT(i, acc[i]); })

@@ -1,17 +1,24 @@
-"""Winograd convolution on the GPU: products at points of tiles, fewer than taps of windows."""
+"""Winograd convolution on the GPU: products at points of tiles, fewer than the window's taps.
+
+`winograd.cl` has the transforms of inputs and sums. (Lavin and Gray, "Fast Algorithms for
+Convolutional Neural Networks", CVPR 2016.)
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.architecture import is_card
+from codl.ir.records.soc import GpuSide, Soc
+from codl.kernels import tiling
 from codl.kernels.base import (
     ENDS,
     WEIGHTED,
@@ -22,51 +29,283 @@ from codl.kernels.base import (
     ScratchArg,
 )
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
-from codl.kernels.conv2d.winograd import (
-    MOST_SIDE,
-    SIDES,
-    WinogradTiling,
-    filter_growth,
-    filter_points,
-    filter_transform,
-    input_args,
-    is_in_place,
-    sides_of,
-    tile_counts,
-)
-from codl.kernels.cpu_device import registers
-from codl.kernels.cpu_device.winograd_cuts import ranked_cuts
 from codl.kernels.feature_columns import (
     THIRD_LEVEL,
     ChoiceColumns,
     beyond,
     by_level,
+    first_choice,
     gpu_cache_bytes,
     in_order,
     least,
     unique,
 )
 from codl.kernels.kernel import REAL_GPU, Grid, launch
-from codl.kernels.tiling import item_grid, round_up, rounds
-from codl.records.soc import Soc
+from codl.kernels.tiling import is_card, item_grid, round_up, rounds
 
-#: Points at which a filter is far smaller than at others, where there are eight.
+#: Points per side by window and stride, one for each tile size; see the source.
+SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
+#: Interpolation points of stride 1: the first SIDE - 1, and infinity.
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+#: The most points per side on a phone's GPU, and the most kept in registers: more means as many
+#: pending loads, each with an address.
+MOST_SIDE, MOST_IN_REGISTERS = 8, 6
+
+
+def is_in_place(side: int, gpu: GpuSide) -> bool:
+    """True where a half-transformed tile is kept in memory, and not in registers."""
+    return side > MOST_IN_REGISTERS and not (gpu.is_cpu or is_card(gpu))
+
+
+def refuse_window(op: Conv2d) -> str | None:
+    if op.kernel == (3, 3) and op.stride == op.dilation == (1, 1) and op.groups == 1:
+        return None
+    return (
+        "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
+        f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
+    )
+
+
+def filter_transform(side: int, window: int) -> NDArray[np.float64]:
+    """Matrix (points, taps) that transforms a filter along one axis; see `TO_POINTS`."""
+    if side == 5:
+        return np.array([[1, 0, 0], [1, 0, 1], [0, 0, 1], [0, 1, 0]], np.float64)
+    if side == 9:
+        taps = [[1, 0, 0], [1, 0, 1], [1, 0, -1], [1, 0, 2], [0, 0, 1], [0, 1, 0]]
+        return np.array(taps, np.float64) / [[2], [-2], [-6], [6], [1], [1]]
+    points = np.array(POINTS[: side - 1])
+    # The product of distances to the other points; the input transform has the sign at 0.
+    scale = np.array([np.prod(p - points[points != p]) for p in points])
+    scale[0] = abs(scale[0])
+    rows = points[:, None] ** np.arange(window) / scale[:, None]
+    return np.vstack([rows, np.eye(window)[-1]])
+
+
+def filter_points(
+    weight: Array, transform: NDArray[np.float64], together: int = 64
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """(oc, ic, k, k) -> the first output channel, and (oc, ic, points), for parts of oc.
+
+    A part has at most `together` output channels, to limit memory.
+    """
+    both, (outs, ins) = np.kron(transform, transform).T, weight.shape[:2]
+    for first in range(0, outs, together):
+        taps = weight[first : first + together].astype(np.float64).reshape(-1, both.shape[0])
+        yield first, (taps @ both).reshape(-1, ins, both.shape[1])
+
+
+def _filter_points(tile: Column, side: Column) -> Column:
+    """Points of a filter; with stride 2, points of odd inputs are shared."""
+    return np.where(rest(side, 2) > 0, (tile + 2) ** 2, side**2)
+
+
+def filter_growth(ops: ConvColumns, tile: Column) -> Column:
+    """Transformed points per filter element, shaped (ops)."""
+    result: Column = _filter_points(tile, (tile - 1) * ops.sw + ops.kw) / (ops.kh * ops.kw)
+    return result
+
+
+def input_args(op: Conv2d) -> dict[str, int]:
+    return {"in_h": op.input.h, "in_w": op.input.w, "pad_top": op.pad.top, "pad_left": op.pad.left}
+
+
+@dataclass(frozen=True)
+class WinogradTiling:
+    """The tiles of convolutions, as used by plans and features.
+
+    Columns are shaped (ops), or (..., ops) as the choices.
+    """
+
+    side: Column
+    tile: Column
+    tiles: Column
+    tiles_w: Column
+    together: Column
+    outs: Column
+    most: Column
+    parts: Column
+    workers: Column
+    in_blocks: Column
+    out_blocks: Column
+
+    @classmethod
+    def of(cls, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> WinogradTiling:
+        tile, together, outs = choice["tile"], choice["together"], choice["outs"]
+        tiles_w, tiles = tile_counts(ops, tile)
+        units = float(soc.gpu.compute_units)
+        limits = ceil_div(tiles, choice["most"])
+        workers = np.minimum(units, limits) if soc.gpu.is_cpu and units > 1 else np.ones_like(tiles)
+        # Blocks of equal size, equally many per worker.
+        rounds = ceil_div(limits, workers) if units > 1 else limits
+        out_blocks = ceil_div(ops.oc, soc.gpu.vector_width)
+        return cls(
+            side=(tile - 1) * ops.sw + ops.kw,
+            tile=tile,
+            tiles=tiles,
+            tiles_w=tiles_w,
+            together=together,
+            outs=outs,
+            most=round_up(ceil_div(tiles, rounds * workers), together),
+            parts=np.minimum(np.floor(units / workers), ceil_div(out_blocks, outs)),
+            workers=workers,
+            in_blocks=ceil_div(ops.ic, soc.gpu.vector_width),
+            out_blocks=out_blocks,
+        )
+
+    @property
+    def points(self) -> Column:
+        return self.side**2
+
+    @property
+    def weight_points(self) -> Column:
+        return _filter_points(self.tile, self.side)
+
+    @property
+    def blocks(self) -> Column:
+        return ceil_div(self.tiles, self.most)
+
+    @property
+    def padded_blocks(self) -> Column:
+        """Multiplied blocks of output channels: rounded up to a multiple of `outs`."""
+        return round_up(self.out_blocks, self.outs)
+
+    @property
+    def computed(self) -> Column:
+        """Multiplied tiles: rounded up to a multiple of `together`, as whole blocks are."""
+        return round_up(self.tiles, self.together)
+
+    def points_floats(self, width: int) -> Column:
+        """Scratch floats for the transformed input of a block of tiles (`POINT_STRIDE`)."""
+        return self.points * odd(self.in_blocks * self.most) * width
+
+    def sums_floats(self, width: int) -> Column:
+        """Scratch floats for sums of `outs` blocks of output channels (`SUM_STRIDE`)."""
+        return self.outs * self.points * odd(self.most) * width
+
+
+def tile_counts(ops: ConvColumns, tile: Column) -> tuple[Column, Column]:
+    """Tiles of a row, and tiles of the output."""
+    in_row = ceil_div(ops.ow, tile)
+    return in_row, in_row * ceil_div(ops.oh, tile)
+
+
+def sides_of(ops: ConvColumns) -> Column:
+    """Points per side that each op can use, shaped (sizes, 1, 1, ops), padded with NaN."""
+    window = ops.kw + 100 * ops.sw
+    sides = np.full((max(map(len, SIDES.values())), 1, 1, ops.kw.size), np.nan)
+    for (size, stride), of_window in SIDES.items():
+        here = window == size + 100 * stride
+        sides[: len(of_window), ..., here] = np.reshape(of_window, (-1, 1, 1, 1))
+    return sides
+
+
+def odd(sizes: Column) -> Column:
+    """The size made odd, because strides of powers of two share cache sets."""
+    result: Column = np.floor(sizes / 2)
+    result *= 2
+    result += 1
+    return result
+
+
+# On a CPU: blocks of tiles that fit its caches, and sums that fit its registers.
+
+
+#: Tiles multiplied together by one block of output channels, by vector width: as many as registers
+#: hold sums. Fewer than `tiling.FEWEST_SUMS` are for the smallest images.
+TOGETHER = {16: (4, 8, 9, 12, 16, 20, 25), 8: (4, 8, 10, 12), 4: (4, 8)}
+#: The most tiles with several blocks, where registers hold them.
+MOST_TOGETHER = 14
+#: Share of the second-level cache for the scratch memory of a block of tiles, and the fewest tiles
+#: per read of the weights.
+SCRATCH_SHARE, FEWEST = 0.35, 16
+#: Costs in multiplications of vectors: an element of either transform; a pass over a weight vector,
+#: and each tile of the pass; and the relative extra if scratch memory fills the cache.
+TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
+#: Extra cost, and least cost, of the first pass over a weight vector: from beyond the second-level
+#: cache, and from memory, where weights are many times larger than the cache.
+BEYOND, MEMORY, MANY = (1, 8), (1.5, 12), 12
+
+
+def ranked_cuts(
+    ops: ConvColumns, soc: Soc, blocks: int | None = None
+) -> tuple[ChoiceColumns, Column]:
+    """Choices of tiles and blocks by name, and their cost; infinite where invalid.
+
+    Shaped (sizes of tiles, tiles together, factors of these, ops), or 1 where all agree. `blocks`,
+    if given, fixes the output blocks that share a tile.
+    """
+    sides = sides_of(ops)
+    tile = (sides - ops.kw) / ops.sw + 1
+    tiles = tile_counts(ops, tile)[1]
+    width = soc.gpu.vector_width
+    tile_bytes = 4 * sides**2 * width * (ceil_div(ops.ic, width) + 1)
+    fitting = np.floor(SCRATCH_SHARE * soc.cpu.l2_cache_bytes / tile_bytes)
+    fitting = np.minimum(np.maximum(FEWEST, fitting), tiles)
+    pairs = np.array(_register_tiles(soc.gpu, blocks), np.float64)
+    together, outs = pairs.T[..., None, None, None].swapaxes(1, 2)
+    short = np.maximum(1, np.floor(fitting / together)) * together
+    most = short * np.reshape((1.0, 4.0), (-1, 1))
+    choices = {"tile": tile, "together": together, "outs": outs, "most": most}
+    cost = _cost(WinogradTiling.of(ops, soc, choices), ops, soc)
+    few = (together * outs < tiling.FEWEST_SUMS) & (together < tiles)
+    return choices, np.where(few | np.isnan(tile), np.inf, cost)
+
+
+def _register_tiles(gpu: GpuSide, blocks: int | None) -> list[tuple[int, int]]:
+    """Pairs of tiles multiplied together and their blocks of output channels."""
+    counts = {1, tiling.usual_blocks(gpu)} if blocks is None else {blocks}
+    alone = [(together, 1) for together in TOGETHER[gpu.vector_width]]
+    several = [pair for pair in tiling.register_tiles(gpu, MOST_TOGETHER) if pair[1] > 1]
+    return [pair for pair in alone + several if pair[1] in counts]
+
+
+def _cost(cut: WinogradTiling, ops: ConvColumns, soc: Soc) -> Column:
+    """Cost in multiplications of vectors.
+
+    A block of tiles reads its weights once from memory or a farther cache, and then from the cache.
+    """
+    cache, width = soc.cpu.l2_cache_bytes, soc.gpu.vector_width
+    vectors = ops.ic * cut.padded_blocks
+    spreading = tiling.spreading(soc.gpu)
+    a_tile = 1 + spreading / cut.outs + max(PASS, spreading) / cut.together
+    products = cut.computed * (a_tile + WIDTH * cut.together)
+    weight_bytes = 4 * cut.weight_points * vectors * width
+    few = weight_bytes <= MANY * cache
+    more, least = (np.where(few, near, far) for near, far in zip(BEYOND, MEMORY, strict=True))
+    first_passes = cut.blocks * (more + np.maximum(0, least - cut.together))
+    products = products + first_passes * (weight_bytes > cache)
+    transforms = TRANSFORM * cut.tiles * (cut.in_blocks + cut.out_blocks)
+    scratch_tiles = odd(cut.in_blocks * cut.most)
+    scratch_tiles += cut.outs * odd(cut.most)
+    filled = np.multiply(4 * width / cache * cut.points, scratch_tiles, out=scratch_tiles)
+    strained = 1 + STRAIN * np.minimum(1, filled, out=filled)
+    result: Column = vectors * products
+    result += transforms
+    result *= cut.points
+    result *= strained
+    return result
+
+
+# The kernels.
+
+
+#: Points with much smaller filter values than others, in tiles of eight points a side.
 SMALL_POINTS = slice(3, 5)
-#: Ops whose choices are compared at once: some megabytes of them.
+#: Ops whose choices are ranked together, in some megabytes.
 AT_ONCE = 1024
-#: Choices of each tile size that are worth trying.
+#: Choices to try per tile size.
 TRIED = 8
-#: Tiles that a work-item of a GPU multiplies at once.
-TOGETHER = 4
+#: Tiles that a work-item of a GPU multiplies together.
+GPU_TOGETHER = 4
 
 
 class GpuWinograd(GpuConv):
-    """Square windows, such as 3x3 with 16, 36 or 64 products for 4, 16 or 36 outputs."""
+    """Square windows; 3x3 windows take 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_winograd.cl"
     transforms_weights = True
-    #: On a CPU it reads a residual tile by tile, which takes longer than the add saves.
+    #: No fused add on a CPU, where reading the residual by tiles costs more than the add.
     adds_on = REAL_GPU
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
@@ -80,17 +319,15 @@ class GpuWinograd(GpuConv):
             f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
         )
 
-    def ranked(
-        self, ops: ConvColumns, soc: Soc, blocks: int | None = None
-    ) -> tuple[ChoiceColumns, Column]:
-        """The tile's size, the tiles multiplied together by how many blocks of output channels,
-        and the most tiles of a block.
+    def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        """Choices of the tile size, of tiles and output blocks multiplied together, and of the most
+        tiles of a block.
         """
         if soc.gpu.is_cpu:
-            return ranked_cuts(ops, soc, blocks)
+            return ranked_cuts(ops, soc)
         tile = (sides_of(ops) - ops.kw) / ops.sw + 1
         ones = np.ones_like(tile)
-        choices = {"tile": tile, "together": TOGETHER * ones, "outs": ones}
+        choices = {"tile": tile, "together": GPU_TOGETHER * ones, "outs": ones}
         order = np.where(np.isnan(tile), np.inf, np.abs(tile - 4))
         order = np.where((sides_of(ops) <= MOST_SIDE) | is_card(soc.gpu), order, np.inf)
         return {**choices, "most": tile_counts(ops, tile)[1]}, order
@@ -106,33 +343,26 @@ class GpuWinograd(GpuConv):
         if not soc.gpu.is_cpu:
             return super().choices(op, soc)
         tried: Counter[int] = Counter()
-        likely = []
-        for choice in in_order(*self.ranked(ConvColumns.of([op]), soc)):
+        likely, ops = [], ConvColumns.of([op])
+        for choice in in_order(*self.ranked(ops, soc)):
             tried[choice["tile"]] += 1
             if tried[choice["tile"]] <= TRIED:
                 likely.append(choice)
-        return unique([*likely, *(self.block_choice(op, soc, n) for n in self.block_counts(soc))])
+        best = (ranked_cuts(ops, soc, n) for n in tiling.block_counts(soc.gpu))
+        return unique([*likely, *(first_choice(least(*cuts)) for cuts in best)])
 
-    def block_counts(self, soc: Soc) -> tuple[int, ...]:
-        return registers.block_counts(soc.gpu)
-
-    def default_columns(
-        self, ops: ConvColumns, soc: Soc, blocks: int | None = None
-    ) -> ChoiceColumns:
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         firsts = range(0, len(ops), AT_ONCE)
         parts = [ops.take(slice(first, first + AT_ONCE)) for first in firsts]
-        chosen = [least(*self.ranked(part, soc, blocks)) for part in parts]
+        chosen = [least(*self.ranked(part, soc)) for part in parts]
         usual = {name: np.concatenate([part[name] for part in chosen]) for name in chosen[0]}
-        return usual if soc.gpu.is_cpu else self.grouped(ops, soc, usual)
-
-    def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
-        return self.default_columns(ops, soc, blocks)
+        return self.with_teams(ops, soc, usual)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = WinogradTiling.of(ops, soc, choice)
         width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
         out_channels = t.padded_blocks * width
-        odd = rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
+        odd = rest(t.side, 2) > 0  # tiles of stride 2 have transforms of their own
         effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0))
         effort = effort * t.points * t.tiles
         into, out_of = effort * t.in_blocks * t.parts, effort * t.out_blocks
@@ -166,7 +396,7 @@ class GpuWinograd(GpuConv):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = WinogradTiling.of(*self.alone(op, soc, choice)), soc.gpu.vector_width
-        # A work-item's on a CPU, otherwise the image's: for points, and sums of `outs` blocks.
+        # Per work-item on a CPU, else per image: points, and sums of `outs` blocks.
         points, sums = 4 * t.points_floats(width), 4 * t.sums_floats(width)
         scratch = {"points": points, "sums": sums * t.out_blocks}
         if soc.gpu.is_cpu:
@@ -190,15 +420,15 @@ class GpuWinograd(GpuConv):
 
 
 def _product_grid(t: WinogradTiling, soc: Soc, choice: Mapping[str, Any]) -> Grid:
-    """Work-items of the products on a GPU: tiles multiplied together, by the blocks of points."""
+    """The grid of the products on a GPU: groups of tiles, by blocks of points."""
     strips = np.floor(t.most / t.together)
     return Grid.of(strips, t.points * t.out_blocks, 1, soc, choice=choice, wide=WIDE)
 
 
 def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[KernelLaunch, ...]:
-    """The input's transform, the products and the output's transform.
+    """Launches of the input transform, the products and the output transform.
 
-    On a CPU all in one: a persistent work-item for every worker and part of the output channels.
+    On a CPU one kernel does all: a persistent work-item per worker and part of the output channels.
     """
     most, tiles, in_blocks, out_blocks, parts, workers = (
         int(column[0])
@@ -218,7 +448,7 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
         return (launch("conv2d_winograd", grid, *args, **sizes, **before, **after),)
     source, target = ENDS
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
-    # A work-item transforms one channel of a tile.
+    # A work-item transforms one channel of one tile.
     lanes = tiles * soc.gpu.vector_width
     for_input, for_output = item_grid(lanes, in_blocks, soc), item_grid(lanes, out_blocks, soc)
     for_product, product = _product_grid(t, soc, choice).sizes, {"most": most, **blocks}
@@ -231,12 +461,12 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
 
 
 def _in_channels(op: Conv2d, soc: Soc) -> int:
-    """Input channels of the products: those of whole blocks on a GPU, which multiplies blocks."""
+    """Input channels of the products; on a GPU whole blocks."""
     return op.input.c if soc.gpu.is_cpu else round_up(op.input.c, soc.gpu.vector_width)
 
 
 def _whole(weight: Array, op: Conv2d, soc: Soc) -> Array:
-    """A filter with zeros for the input channels that products have beside its own."""
+    """A filter padded with zeros to the input channels of the products."""
     beyond = _in_channels(op, soc) - weight.shape[1]
     return np.pad(weight, ((0, 0), (0, beyond), (0, 0), (0, 0)))
 
@@ -244,8 +474,8 @@ def _whole(weight: Array, op: Conv2d, soc: Soc) -> Array:
 def _pack(weight: Array, width: int, side: int, choice: Choice) -> Array:
     """(oc, ic, k, k) -> [oc blocks / outs][point][ic][outs][lane of oc], flat.
 
-    With eight points a side it is enlarged where it is smallest, which `SMALL` of the source takes
-    back: there small weights would be too small for halves.
+    With eight points a side, the smallest values are scaled up against float16 underflow; `SMALL`
+    of the source reverses it.
     """
     transform, outs = filter_transform(side, weight.shape[3]), choice["outs"]
     if side == 8:

@@ -1,4 +1,4 @@
-"""Winograd convolution on the GPU: a batch of matrix products, one for every point."""
+"""Winograd convolution on the GPU as a batch of matrix products, one for each point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from codl.ir.columns import Column
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
-from codl.kernels.architecture import holds, is_card
+from codl.ir.records.soc import GpuSide, Soc
 from codl.kernels.base import (
     ENDS,
     ApartArg,
@@ -28,7 +28,7 @@ from codl.kernels.conv2d.gpu_gemm import (
     refuse_width,
     row_window,
 )
-from codl.kernels.conv2d.winograd import (
+from codl.kernels.conv2d.gpu_winograd import (
     filter_growth,
     filter_points,
     filter_transform,
@@ -38,22 +38,21 @@ from codl.kernels.conv2d.winograd import (
 )
 from codl.kernels.feature_columns import ChoiceColumns, single
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch
-from codl.kernels.tiling import ceil_div, item_grid, pack_bias
-from codl.records.soc import GpuSide, Soc
+from codl.kernels.tiling import ceil_div, holds, is_card, item_grid, pack_bias
 
-#: Rows and columns of a tile of outputs.
+#: Rows and columns of a tile's outputs.
 TILES = (2, 4, 6)
-#: With fewer input channels the sums at the points take longer than the products that they save.
+#: With fewer input channels, the transforms cost more than the products save.
 FEWEST_INPUTS = 16
-#: Memory for points and sums: images of a batch beyond that have their turn later, and in the same.
+#: The most bytes of points and sums; further images of a batch reuse the memory afterwards.
 SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class _WinogradGemmTiling:
-    """The tiles of one convolution and how the products over them are cut.
+    """The tiles of one convolution, and the cut of the products over them.
 
-    Of a batch `images` at a time, equally many but for the last ones.
+    A batch is computed `images` at a time, in nearly equal parts.
     """
 
     tile: int
@@ -86,15 +85,14 @@ class _WinogradGemmTiling:
 
     @property
     def tiles(self) -> int:
-        """Of all images."""
         return self.images * self.image_tiles
 
     def bytes(self, blocks: int) -> int:
-        """Of what `blocks` blocks of channels are at the points."""
+        """Bytes of `blocks` blocks of channels at all points."""
         return 16 * self.points * self.tiles * blocks
 
     def turns(self, op: Conv2d) -> list[tuple[int, _WinogradGemmTiling]]:
-        """The first image of every launch, and the tiles of its images."""
+        """The first image of each launch, with the tiling of its images."""
         firsts = range(0, op.output.n, self.images)
         return [(n, replace(self, images=min(self.images, op.output.n - n))) for n in firsts]
 
@@ -110,12 +108,12 @@ class _WinogradGemmTiling:
 
 
 def _tiles(gpu: GpuSide) -> list[int]:
-    """Those whose points a work-item keeps in registers while it transforms them."""
+    """Tile sizes whose points fit the registers during the transforms."""
     return [t for t in TILES if is_card(gpu) or gpu.is_cpu or holds(gpu, 4 + (t + 2) ** 2)]
 
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
-    """Every tile and cut worth trying, likely ones first."""
+    """Tilings and cuts to try, the cheapest first."""
     every = [
         (tiling, cut)
         for tiling in (_WinogradGemmTiling.of(op, tile) for tile in _tiles(soc.gpu))
@@ -132,7 +130,7 @@ def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
 class GpuWinogradGemm(Kernel):
     """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs.
 
-    Whatever tensors are stored as, points, their weights and sums are floats.
+    Points, their weights and sums are float32 for any storage.
     """
 
     op_kind = "conv2d"
@@ -201,9 +199,9 @@ class GpuWinogradGemm(Kernel):
 def _launches(
     op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut, soc: Soc
 ) -> tuple[KernelLaunch, ...]:
-    """To the points, the products there, and back to outputs.
+    """Launches of the input transform, the products, and the output transform.
 
-    The tiles of each point are the pixels of a 1x1 convolution in one row.
+    For each point, tiles are the pixels of a 1x1 convolution in one row.
     """
     (source, target), points, sums = ENDS, ScratchArg("points"), ScratchArg("sums")
     weight, bias = ConstantArg("weight"), ConstantArg("bias")

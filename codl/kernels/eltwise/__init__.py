@@ -1,38 +1,30 @@
-"""Element-wise operators on the GPU, with any axis stretched while it is read."""
+"""Element-wise ops on the GPU, with broadcasting along any axis."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from codl.ir.columns import Column
+from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.eltwise import MODES, UNARY, Eltwise, EltwiseColumns
+from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.activation import float_literal
 from codl.kernels.base import Choice, KernelPlan, TensorArg
-from codl.kernels.kernel import (
-    BLOCKS,
-    IMAGES,
-    ColumnKernel,
-    Grid,
-    Kernel,
-    launch,
-    of_every_storage,
-)
-from codl.kernels.registry import register
-from codl.kernels.tiling import ceil_div
-from codl.records.soc import Soc
+from codl.kernels.cpu import CpuKernel, NamedArrays, NcnnLayer, OrtPlan, node, number, of_onnx
+from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, Kernel, launch, of_every_storage
+from codl.kernels.tiling import ceil_div, float_literal
 
-#: Pixels of one work-item of a CPU at most: about 5 us. Where images are emulated, half as many.
+#: The most pixels of a work-item on a CPU: about 5 us. Half as many with emulated images.
 LONGEST_STRIP = 2048
-#: Chunks of V elements of one in planar tensors.
+#: The most chunks of V elements of a work-item in planar tensors.
 LONGEST_RUN = 1024
 CODES = {mode: code for code, mode in enumerate(MODES)}
-#: Modes that make of zeros what is not finite, or grows where one follows another.
+#: Modes that turn zeros into non-finite values, or into values that grow if repeated.
 CLEARED = ("div", "pow", "log", "reciprocal", "exp", "cosh", "acosh")
 
 
-#: Modes whose result in half is that of floats, rounded.
+#: Modes whose float16 result is the rounded float32 result.
 OF_HALVES = ("add", "sub", "mul", "max", "min", "identity", "abs", "neg")
 
 
@@ -48,7 +40,6 @@ class GpuDirect(ColumnKernel):
 
     @property
     def planar_fallback(self) -> str:
-        """The variant whose tensors lie planar and have the same elements."""
         return GpuPlanar.base_name + Storage(PLANAR.layout, self.storage.element).suffix
 
     def refuse_halves(self, op: Eltwise) -> str | None:
@@ -105,7 +96,7 @@ class GpuDirect(ColumnKernel):
         return self.assemble(op, soc, computed, macros=macros)
 
     def _steps(self, op: Eltwise, index: int, operand: int) -> dict[str, int]:
-        """How far an input moves on, in pixels or blocks, for a block, a row and a column."""
+        """Steps of an input, in pixels or blocks, per block, row and column of the output."""
         shape, output = op.inputs[index], op.output
         block, row = int(shape.c == output.c), int(shape.h == output.h)
         if self.in_images:
@@ -117,9 +108,9 @@ class GpuDirect(ColumnKernel):
 
 
 class GpuPlanar(Kernel):
-    """Any mode among ops of any rank, whose tensors are planar.
+    """Any mode for planar tensors of any rank.
 
-    It is planned in place of one in blocks where that is among planar tensors, and counts as fast.
+    It replaces a variant for blocks among planar tensors, and is predicted as equally fast.
     """
 
     op_kind = "eltwise"
@@ -157,13 +148,12 @@ class GpuPlanar(Kernel):
 
 
 def _ends(op: Eltwise) -> tuple[TensorArg, TensorArg, TensorArg]:
-    """Two inputs, the only one twice, and the output."""
+    """Two inputs, equal for a unary op, and the output."""
     other = TensorArg("input", 1 % len(op.inputs))
     return TensorArg("input"), other, TensorArg("output")
 
 
 def _mode(op: Eltwise) -> dict[str, int | str | bool]:
-    """The macros of what is computed, and of its parameters."""
     values = zip(("MODE_ALPHA", "MODE_BETA"), op.parameters, strict=False)
     return {
         "MODE": CODES[op.mode],
@@ -174,15 +164,14 @@ def _mode(op: Eltwise) -> dict[str, int | str | bool]:
 
 
 def _runs(op: Eltwise, soc: Soc) -> Grid:
-    """Chunks of a work-item, and work-items."""
     chunks = ceil_div(op.output.elements, soc.gpu.vector_width)
     return Grid.of(chunks, 1, LONGEST_RUN, soc)
 
 
 def _axes(op: Eltwise) -> list[list[int]]:
-    """The output as four axes, and how far each input moves on for each: 0 where it is stretched.
+    """Sizes of the output merged to four axes, and each input's steps along them; 0 if broadcast.
 
-    Neighbours that the same inputs are stretched along are one axis.
+    Neighbouring axes with the same broadcast inputs are merged.
     """
     axes: list[tuple[int, tuple[bool, ...]]] = []
     for size, *of_inputs in zip(op.output, *op.inputs, strict=True):
@@ -199,4 +188,78 @@ def _axes(op: Eltwise) -> list[list[int]]:
     return [[size for size, _ in axes], *steps]
 
 
-register(*of_every_storage(GpuDirect, GpuPlanar))
+# The CPU.
+
+
+#: ncnn's codes of BinaryOp.
+BINARY = {"add": 0, "sub": 1, "mul": 2}
+#: Modes that ncnn computes differently from IEEE 754, with the difference.
+INEXACT = {
+    "div": "a reciprocal and one step of Newton, which is no number where the divisor is 0",
+    "max": "keeping the other where one is not a number",
+    "min": "keeping the other where one is not a number",
+    "pow": "exp(y log x), which is wrong where x is not above 0",
+}
+
+
+def _refuse_ncnn(op: Eltwise) -> str | None:
+    if op.mode in INEXACT:
+        return f"ncnn computes {op.mode} by {INEXACT[op.mode]}"
+    if op.mode not in BINARY and op.mode != "identity":
+        return f"ncnn has no layer for {op.mode}"
+    return None
+
+
+def _ncnn(op: Eltwise) -> NcnnLayer:
+    # A unary op runs in place, and ncnn crashes on memory that it did not allocate.
+    parameters = {0: BINARY["add"], 1: 1, 2: 0.0} if op.mode == "identity" else {0: BINARY[op.mode]}
+    return NcnnLayer("BinaryOp", parameters, after=op.activation, copies_input=True)
+
+
+def _count_ncnn(ops: EltwiseColumns, soc: Soc) -> FeatureColumns:
+    return {
+        "input_bytes": 4.0 * ops.input_elements,
+        "output_bytes": 4.0 * ops.output_elements,
+        "activations": ops.output_elements * ops.is_active,
+    }
+
+
+#: ONNX nodes by mode, with the attributes for `alpha` and `beta`.
+_ELEMENTWISE: Mapping[str, tuple[str, ...]] = {
+    "add": ("Add",),
+    "sub": ("Sub",),
+    "mul": ("Mul",),
+    "div": ("Div",),
+    "max": ("Max",),
+    "min": ("Min",),
+    "pow": ("Pow",),
+    "identity": ("Identity",),
+    "selu": ("Selu", "alpha", "gamma"),
+    "celu": ("Celu", "alpha"),
+    "thresholded_relu": ("ThresholdedRelu", "alpha"),
+    "shrink": ("Shrink", "bias", "lambd"),
+}
+
+
+def _onnx(op: Eltwise) -> OrtPlan:
+    constants: NamedArrays = {}
+    if op.mode == "prelu":  # ONNX's PRelu broadcasts only the slope
+        constants = {"zero": number(0)}
+        nodes = [
+            node("Less", ("x0", "zero"), "below"),
+            node("Mul", ("x0", "x1"), "scaled"),
+            node("Where", ("below", "scaled", "x0")),
+        ]
+    else:
+        kind, *named = _ELEMENTWISE.get(op.mode, (op.mode.capitalize(),))
+        inputs = ("x0",) if op.mode in UNARY else ("x0", "x1")
+        attributes: dict[str, Any] = dict(zip(named, op.parameters, strict=True))
+        nodes = [node(kind, inputs, **attributes)]
+    return OrtPlan(tuple(nodes), op.inputs, op.output, constants)
+
+
+VARIANTS = (
+    CpuKernel("eltwise", _ncnn, _count_ncnn, EltwiseColumns, _refuse_ncnn),
+    *of_every_storage(GpuDirect, GpuPlanar),
+    *of_onnx("eltwise", _onnx),
+)

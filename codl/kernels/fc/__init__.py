@@ -1,6 +1,6 @@
-"""Fully connected layers on the GPU: bound by the memory that streams the weights in.
+"""Fully connected layers on the GPU, bound by reading the weights from memory.
 
-In buffers that is once for several images of a batch: as many as have their sums in registers.
+In buffers, several images of a batch share each read: as many as have their sums in registers.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column
+from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.fully_connected import FcColumns, FullyConnected
+from codl.ir.ops.matmul import FcColumns, FullyConnected
+from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
-from codl.kernels.architecture import holds
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
-from codl.kernels.cpu_device.registers import most_sums
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
-from codl.kernels.image import texels
+from codl.kernels.cpu import (
+    CpuKernel,
+    NcnnLayer,
+    OrtPlan,
+    fused_activation,
+    left_over,
+    node,
+    of_onnx,
+)
+from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, halvings
 from codl.kernels.kernel import (
     BLOCKS,
+    CPU_DEVICE,
     IMAGES,
     REAL_GPU,
     ColumnKernel,
@@ -29,23 +37,34 @@ from codl.kernels.kernel import (
     launch,
     of_every_storage,
 )
-from codl.kernels.registry import register
-from codl.kernels.tiling import TEXEL, ceil_div, pack_bias, power_of_two, round_up, waves
-from codl.records.soc import Soc
+from codl.kernels.tiling import (
+    TEXEL,
+    ceil_div,
+    holds,
+    most_sums,
+    pack_bias,
+    power_of_two,
+    round_up,
+    texels,
+    waves,
+)
 
-#: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
+#: Choices of streams of weights on a CPU by vector width; a single one waits for memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
-#: Images of a work-item at most.
+#: The most images of a work-item.
 MOST_IMAGES = 8
-#: Rows and work-items of a work-group of `gpu_rows`, the default first: it is the fastest on an
-#: H200 for the matrices of VGG-16, ResNet-50 and MobileNetV2, of 5 to 411 MB.
-SHAPES = ((2, 128), (4, 256), (4, 128), (8, 256), (8, 128), (4, 64))
-#: Sums of vectors of a work-item of `gpu_rows` at most, of rows times images.
+#: Rows and work-items of a work-group of `gpu_rows`. The default, first, is the fastest on an H200
+#: for the matrices of VGG-16, ResNet-50 and MobileNetV2 (5 to 411 MB).
+SHAPES: tuple[Choice, ...] = tuple(
+    {"outputs": rows, "items": items}
+    for rows, items in ((2, 128), (4, 256), (4, 128), (8, 256), (8, 128), (4, 64))
+)
+#: The most vector sums of a work-item of `gpu_rows`, rows times images.
 SUMS = 16
 
 
 class GpuRows(Kernel):
-    """Every work-group streams some rows of the matrix."""
+    """Work-groups that stream some rows of the matrix each."""
 
     op_kind = "fc"
     base_name = "gpu_rows"
@@ -53,15 +72,7 @@ class GpuRows(Kernel):
     storages = BLOCKS
     meant_for = REAL_GPU
     batches = True
-
-    def refuse(self, op: FullyConnected, soc: Soc) -> str | None:
-        if not self.choices(op, soc):
-            return f"work-groups of 64 are needed, got at most {soc.gpu.max_work_group_size}"
-        return None
-
-    def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
-        most = soc.gpu.max_work_group_size
-        return tuple({"outputs": rows, "items": items} for rows, items in SHAPES if items <= most)
+    tried = SHAPES
 
     def counts(self, op: FullyConnected, soc: Soc, choice: Choice) -> dict[str, float]:
         steps, width = _vectors(op.input, soc), soc.gpu.vector_width
@@ -103,16 +114,16 @@ class GpuRows(Kernel):
 
 
 class GpuDirect(ColumnKernel):
-    """Work-items have some blocks of outputs, and on a GPU share the steps of them."""
+    """Work-items with some blocks of outputs each."""
 
     op_kind = "fc"
     source = "fc/gpu_direct.cl"
     storages = BLOCKS
+    meant_for = CPU_DEVICE
     batches = True
     op_columns = FcColumns
 
     def alternatives(self, op: FullyConnected, soc: Soc, first: Choice) -> Iterable[Choice]:
-        """Blocks of outputs of a work-item."""
         blocks = soc.gpu.blocks(op.out_channels)
         fitting = (o for o in _streams(soc) if o * soc.gpu.compute_units <= blocks)
         return [{"outs": outs} for outs in (*fitting, 1)]
@@ -125,7 +136,7 @@ class GpuDirect(ColumnKernel):
     def counts(self, ops: FcColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         width = soc.gpu.vector_width
         blocks, steps = ceil_div(ops.oc, width), round_up(ops.ic, 4) * ops.ih * ops.iw
-        items = ceil_div(blocks, choice["outs"]) * _group_shape(soc)[1]
+        items = ceil_div(blocks, choice["outs"])
         return {
             "padded_macs": steps * blocks * width,
             "loop_length": steps,
@@ -142,19 +153,15 @@ class GpuDirect(ColumnKernel):
         images, image_groups = _groups_of_images(op, _most_images(MOST_IMAGES, soc, per_image=22))
         outs = max(1, min(choice["outs"], most_sums(soc.gpu) // images))
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
-        together, slices = _group_shape(soc)
 
         def pack(weights: Weights) -> dict[str, Array]:
-            # A work-item's streams are whole, also where the last has fewer outputs.
-            matrix = _pack_streams(weights["weight"], op.input, width, together, outs)
+            # Each work-item has all its streams, the last one with fewer outputs too.
+            matrix = _pack_streams(weights["weight"], op.input, width, outs)
             return {"weight": matrix, "bias": pack_bias(weights["bias"], width)}
 
         product = launch(
             "fc_direct",
-            (
-                (round_up(ceil_div(blocks, outs), together), slices, image_groups),
-                (together, slices, 1),
-            ),
+            ((ceil_div(blocks, outs), image_groups), (1, 1)),
             *WEIGHTED,
             in_channels=op.input.c,
             pixels=op.input.h * op.input.w,
@@ -163,12 +170,11 @@ class GpuDirect(ColumnKernel):
             images=op.input.n,
             **apart(*ENDS),
         )
-        macros = {"OUTS": outs, "IMAGES": images, "TOGETHER": together, "SLICES": slices}
-        return self.assemble(op, soc, product, macros=macros, pack=pack)
+        return self.assemble(op, soc, product, macros={"OUTS": outs, "IMAGES": images}, pack=pack)
 
 
 class GpuImage(Kernel):
-    """The input as it lies, in texels of channels."""
+    """Fully connected layers that read the input as an image."""
 
     op_kind = "fc"
     source = "fc/gpu_image.cl"
@@ -215,18 +221,18 @@ def _streams(soc: Soc) -> tuple[int, ...]:
 
 
 def _most_images(most: int, soc: Soc, *, per_image: int) -> int:
-    """As many as `most`, of which a work-item of a GPU keeps some numbers each in registers."""
+    """The most images, up to `most`, with `per_image` registers each."""
     return next((n for n in range(most, 1, -1) if holds(soc.gpu, 8 + per_image * n)), 1)
 
 
 def _groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:
-    """Images that share the weights as they are read, up to `most`; and the groups of them."""
+    """Images that share reads of the weights, up to `most`, and the number of such groups."""
     groups = ceil_div(op.input.n, most)
     return ceil_div(op.input.n, groups), groups
 
 
 def _group_shape(soc: Soc) -> tuple[int, int]:
-    """Work-items whose weights alternate, and slices of the inputs, of one work-group."""
+    """Work-items with interleaved weights, and slices of the inputs, of a work-group."""
     if soc.gpu.is_cpu:
         return 1, 1
     most = soc.gpu.max_work_group_size
@@ -235,31 +241,27 @@ def _group_shape(soc: Soc) -> tuple[int, int]:
 
 
 def _steps(shape: Shape) -> int:
-    """Rows of the packed matrix: channels that exist, to a multiple of 4, for every pixel."""
+    """Rows of the packed matrix: channels rounded up to a multiple of 4, times pixels."""
     return round_up(shape.c, 4) * shape.h * shape.w
 
 
 def _vectors(shape: Shape, soc: Soc) -> int:
-    """Vectors of one row of the matrix that `gpu_rows` has."""
+    """Vectors in a row of the matrix of `gpu_rows`."""
     return soc.gpu.blocks(shape.c) * shape.h * shape.w
 
 
-def _pack_streams(weight: Array, shape: Shape, width: int, together: int, outs: int) -> Array:
-    """(outputs, c * h * w) -> [output blocks / together][step][together][V], flat.
-
-    Copied one group of output blocks at a time, so that the peak is one packed copy and not two.
-    """
-    group, pixels = together * width, shape.h * shape.w
-    groups = round_up(ceil_div(weight.shape[0], group), outs)
-    packed = np.zeros((groups, _steps(shape), group), np.float32)
-    for g in range(groups):
-        rows = weight[g * group : (g + 1) * group]
+def _pack_streams(weight: Array, shape: Shape, width: int, outs: int) -> Array:
+    """(outputs, c * h * w) -> [output block][step][V], flat; packs one block at a time."""
+    pixels = shape.h * shape.w
+    blocks = round_up(ceil_div(weight.shape[0], width), outs)
+    packed = np.zeros((blocks, _steps(shape), width), np.float32)
+    for block, target in enumerate(packed):
+        rows = weight[block * width : (block + 1) * width]
         rows = rows.reshape(rows.shape[0], shape.c, pixels)
         for first in range(0, shape.c, width):
             part = rows[:, first : first + width].transpose(2, 1, 0)
             lanes = min(width, round_up(shape.c - first, 4))
-            view = packed[g, first * pixels : (first + lanes) * pixels]
-            view = view.reshape(pixels, lanes, group)
+            view = target[first * pixels : (first + lanes) * pixels].reshape(pixels, lanes, width)
             view[:, : part.shape[1], : part.shape[2]] = part
     return packed.reshape(-1)
 
@@ -274,7 +276,7 @@ def _pack_texels(weight: Array, shape: Shape) -> Array:
 
 
 def _pack_rows(weight: Array, shape: Shape, width: int, rows: int) -> Array:
-    """(outputs, c * h * w) -> [row][channel block][pixel][V], flat, some rows at a time."""
+    """(outputs, c * h * w) -> [row][channel block][pixel][V], flat; copies some rows at a time."""
     blocks, pixels = ceil_div(shape.c, width), shape.h * shape.w
     packed = np.zeros((rows, blocks, pixels, width), np.float32)
     full = shape.c // width
@@ -288,4 +290,34 @@ def _pack_rows(weight: Array, shape: Shape, width: int, rows: int) -> Array:
     return packed.reshape(-1)
 
 
-register(*of_every_storage(GpuRows, GpuDirect, GpuImage))
+# The CPU.
+
+
+def _ncnn(op: FullyConnected) -> NcnnLayer:
+    size = op.out_channels * op.in_features
+    parameters = {0: op.out_channels, 1: 1, 2: size, **fused_activation(op.activation)}
+    return NcnnLayer("InnerProduct", parameters, ("weight", "bias"), left_over(op.activation))
+
+
+def _count_ncnn(ops: FcColumns, soc: Soc) -> FeatureColumns:
+    """Features of M rows of K columns, a vector of rows at a time, with streamed weights."""
+    m, k = halvings(ops.oc, soc.cpu.simd_floats), ops.in_features
+    return {
+        "kernel_steps": m * k,
+        "output_vectors": m,
+        "planar_bytes": 4.0 * ops.images * k * (ops.ih * ops.iw > 1),
+        **by_level("weight", 4.0 * ops.oc * k, soc.cpu.l2_cache_bytes),
+    }
+
+
+def _onnx(op: FullyConnected) -> OrtPlan:
+    gemm = node("Gemm", ("x0", "weight", "bias"), transB=1)
+    flat = (op.input.n, op.in_features)
+    return OrtPlan((gemm,), (flat,), (op.input.n, op.out_channels))
+
+
+VARIANTS = (
+    CpuKernel("fc", _ncnn, _count_ncnn, FcColumns, name="cpu_gemv"),
+    *of_every_storage(GpuRows, GpuDirect, GpuImage),
+    *of_onnx("fc", _onnx),
+)

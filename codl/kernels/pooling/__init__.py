@@ -1,4 +1,4 @@
-"""Pooling on the GPU, and the indices of its maxima."""
+"""Pooling on the GPU, and indices of maxima."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column
-from codl.ir.ops.pooling import MaxIndices, Pool2d, PoolColumns
-from codl.ir.types import PLANAR
-from codl.kernels.architecture import holds
+from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.ops.window import Pool2d, PoolColumns
+from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
-from codl.kernels.image import texels
+from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
+from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, packed_vectors
 from codl.kernels.kernel import (
     BLOCKS,
     IMAGES,
@@ -24,27 +23,25 @@ from codl.kernels.kernel import (
     Kernel,
     launch,
     of_every_storage,
+    span,
+    span_macros,
+    window_args,
 )
-from codl.kernels.registry import register
-from codl.kernels.tiling import ceil_div, round_up
-from codl.kernels.window import span, span_macros, window_args
-from codl.records.soc import Soc
+from codl.kernels.tiling import ceil_div, holds, round_up, texels
 
-#: Input columns that are collected at once at most, by vector width: as many as registers hold.
+#: The most input columns collected together, by vector width: as many as fit the registers.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}
-#: Numbers of a column that a GPU has in registers: what is collected, and what is on its way.
+#: Registers per column on a GPU: the collected values, and the pending loads.
 COLUMN = 8
-#: Input vectors that one work-item of a CPU takes at most: a few us.
+#: The most input vectors of a work-item on a CPU: a few us.
 LONGEST_STRIP = 4096
-#: Pixels of a row that are taken at once, at most.
+#: The most pixels of a row computed together.
 LONGEST_ROW = 16
-#: Work-items of a work-group that shares a whole input, the default first.
-ITEMS = (64, 32, 128)
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How poolings are cut; `pixels` is 0 where a window is too wide to be unrolled."""
+    """The tiles of poolings; `pixels` is 0 where a window is too wide to unroll."""
 
     pixels: Column
     tiles: Column
@@ -56,7 +53,7 @@ class _Tiling:
     def of(cls, ops: PoolColumns, soc: Soc, choice: Mapping[str, Column]) -> _Tiling:
         pixels = choice["pixels"]
         blocks = ceil_div(ops.ic, soc.gpu.vector_width)
-        # Vectors that a tile reads, each from its own column and row of the window.
+        # Vectors that a tile reads, one per column and row of its window.
         steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
         tiles = ops.oh * ceil_div(ops.ow, np.maximum(1, pixels))
         most = np.maximum(1, np.floor(choice["strip"] / steps))
@@ -68,12 +65,12 @@ def _mode(op: Pool2d) -> dict[str, bool]:
 
 
 def _refuse_sums(op: Pool2d) -> str | None:
-    """Why a pooling has no use for halves."""
+    """The reason why a pooling gains nothing from float16; None for a maximum."""
     return None if op.mode == "max" else f"{op.mode} is summed as float32, mode must be max"
 
 
 class GpuDirect(ColumnKernel):
-    """Any window, stride, padding and dilation: a row's piece at a time, a block of channels."""
+    """Any window, stride, padding and dilation: some pixels of a row, a block of channels."""
 
     op_kind = "pooling"
     source = "pooling/gpu_direct.cl"
@@ -86,7 +83,7 @@ class GpuDirect(ColumnKernel):
         return _refuse_sums(op)
 
     def alternatives(self, op: Pool2d, soc: Soc, first: Choice) -> Iterable[Choice]:
-        """Pixels of a row at a time (0: one window at a time), and vectors of a strip."""
+        """Choices of pixels of a row (0: single windows), and of vectors of a strip."""
         most = MOST_COLUMNS[soc.gpu.vector_width]
         within = range(1, LONGEST_ROW + 1)
         spans = {p: (p - 1) * op.stride.w + op.extent.w for p in within}
@@ -116,7 +113,7 @@ class GpuDirect(ColumnKernel):
     def counts(self, ops: PoolColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         t = _Tiling.of(ops, soc, choice)
         rowwise = t.pixels > 0
-        # Tiles at the sides, and those above and below, check every column, or row.
+        # Tiles at the borders check every column or row.
         in_row = t.tiles / ops.oh
         ends = (ops.left > 0) + ((ops.ow - 1) * ops.sw + ops.extent_w > ops.iw + ops.left)
         whole_rows = ops.oh - (ops.oh * ops.kh - ops.tap_rows > 0) * (ops.oh > 1)
@@ -151,7 +148,7 @@ class GpuDirect(ColumnKernel):
 
 
 class GpuGlobal(Kernel):
-    """A window that is the whole input: the work-items of a group share its pixels."""
+    """A window as large as the input, whose pixels a work-group shares."""
 
     op_kind = "pooling"
     base_name = "gpu_global"
@@ -159,6 +156,8 @@ class GpuGlobal(Kernel):
     storages = BLOCKS
     meant_for = REAL_GPU
     batches = True
+    #: Work-items of a work-group.
+    tried = tuple({"items": items} for items in (64, 32, 128))
 
     def refuse(self, op: Pool2d, soc: Soc) -> str | None:
         if op.extent != (op.input.h, op.input.w) or op.dilation != (1, 1) or any(op.pad):
@@ -166,12 +165,7 @@ class GpuGlobal(Kernel):
                 "the window must be the whole input, without padding, "
                 f"got kernel={op.kernel} pad={tuple(op.pad)} on {op.input.h}x{op.input.w}"
             )
-        if not self.choices(op, soc):
-            return f"work-groups of 32 are needed, got at most {soc.gpu.max_work_group_size}"
         return None
-
-    def choices(self, op: Pool2d, soc: Soc) -> tuple[Choice, ...]:
-        return tuple({"items": n} for n in ITEMS if n <= soc.gpu.max_work_group_size)
 
     def counts(self, op: Pool2d, soc: Soc, choice: Choice) -> dict[str, float]:
         blocks, pixels = soc.gpu.blocks(op.input.c), op.input.h * op.input.w
@@ -195,7 +189,7 @@ class GpuGlobal(Kernel):
 
 
 class GpuImage(Kernel):
-    """Any window, stride, padding and dilation: a window at a time, a texel of channels wide."""
+    """Any window, stride, padding and dilation over images, one window of a texel at a time."""
 
     op_kind = "pooling"
     source = "pooling/gpu_image.cl"
@@ -232,41 +226,88 @@ class GpuImage(Kernel):
         return self.assemble(op, soc, pool, macros=macros)
 
 
-class GpuIndices(Kernel):
-    """Indices of maxima, of any window; halves count to 2048 alone."""
-
-    op_kind = "max_indices"
-    base_name = "gpu_indices"
-    source = "pooling/gpu_indices.cl"
-    storages = (PLANAR,)
-
-    def counts(self, op: MaxIndices, soc: Soc, choice: Choice) -> dict[str, float]:
-        return {
-            "window_steps": op.flops,
-            "output_bytes": op.output.bytes,
-            **_windows(op, op.output.elements, 1, soc).features,
-        }
-
-    def build(self, op: MaxIndices, soc: Soc, choice: Choice) -> KernelPlan:
-        grid, x = _windows(op, op.output.elements, 1, soc), op.pooling.input
-        indices = launch(
-            "max_indices",
-            grid.sizes,
-            *ENDS,
-            strip=grid.strip,
-            elements=op.output.elements,
-            out_h=op.pooling.output.h,
-            row_step=1 if op.by_columns else x.w,
-            column_step=x.h if op.by_columns else 1,
-            **window_args(op.pooling),
-        )
-        return self.assemble(op, soc, indices)
-
-
-def _windows(op: Pool2d | MaxIndices, windows: int, others: int, soc: Soc) -> Grid:
-    """One window after the other, of few taps for a work-item of a CPU."""
+def _windows(op: Pool2d, windows: int, others: int, soc: Soc) -> Grid:
+    """A grid of single windows, with a limited number of taps per work-item on a CPU."""
     most = max(1, LONGEST_STRIP // (op.kernel.h * op.kernel.w))
     return Grid.of(windows, others, most, soc)
 
 
-register(*of_every_storage(GpuGlobal, GpuDirect, GpuImage, GpuIndices))
+# The CPU.
+
+
+def _refuse_ncnn(op: Pool2d) -> str | None:
+    if op.dilation != (1, 1):
+        return f"ncnn's pooling has no dilation, got dilation={op.dilation}"
+    return None
+
+
+def _ncnn(op: Pool2d) -> NcnnLayer:
+    parameters = {
+        0: 0 if op.mode == "max" else 1,
+        1: op.kernel.w,
+        11: op.kernel.h,
+        2: op.stride.w,
+        12: op.stride.h,
+        3: op.pad.left,
+        14: op.pad.right,
+        13: op.pad.top,
+        15: op.pad.bottom,
+        5: 1,
+        6: int(op.count_pad),
+    }
+    return NcnnLayer("Pooling", parameters, after=op.activation)
+
+
+def _count_ncnn(ops: PoolColumns, soc: Soc) -> FeatureColumns:
+    """Features: vector reads of windows, and moved bytes.
+
+    ncnn has faster kernels for 2x2 and 3x3 windows at stride 2. Padding is written first.
+    """
+    channels, packed = packed_vectors(ops.ic, soc.cpu.simd_floats), rest(ops.ic, 4) == 0
+    outputs = ops.pixels * channels
+    square = (ops.kh == ops.kw) & (ops.sh == 2) & (ops.sw == 2) & packed
+    twos, threes = square & (ops.kh == 2), square & (ops.kh == 3)
+    padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
+    moved = 4.0 * ops.ic * (ops.ih * ops.iw + ops.pixels) + padded_bytes * ops.is_padded
+    return {
+        "steps_of_2": outputs * twos,
+        "steps_of_3": outputs * threes,
+        "steps": outputs * ops.window * (packed & ~(twos | threes)),
+        "scalar_steps": outputs * ops.window * ~packed,
+        "output_vectors": outputs,
+        "rows": ops.oh * channels,
+        "channels": channels,
+        "padded_bytes": padded_bytes * ops.is_padded,
+        **by_level("moved", moved, soc.cpu.l2_cache_bytes),
+    }
+
+
+def _window(op: Any) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(op.kernel),
+        "strides": list(op.stride),
+        "dilations": list(op.dilation),
+        "pads": [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
+    }
+
+
+def _refuse_pads(op: Any) -> str | None:
+    pads = zip((op.pad.top, op.pad.left, op.pad.bottom, op.pad.right), op.kernel * 2, strict=True)
+    if any(pad >= size for pad, size in pads):
+        return f"ONNX Runtime pads by less than the window {op.kernel}, got pad={op.pad}"
+    return None
+
+
+def _onnx(op: Pool2d) -> OrtPlan:
+    more: dict[str, Any] = {"count_include_pad": int(op.count_pad)} if op.mode == "avg" else {}
+    kind = "MaxPool" if op.mode == "max" else "AveragePool"
+    if op.kernel == (op.input.h, op.input.w) and not any(op.pad):
+        return OrtPlan((node(f"Global{kind}"),), op.inputs, op.output)
+    return OrtPlan((node(kind, **_window(op), **more),), op.inputs, op.output)
+
+
+VARIANTS = (
+    CpuKernel("pooling", _ncnn, _count_ncnn, PoolColumns, _refuse_ncnn),
+    *of_every_storage(GpuGlobal, GpuDirect, GpuImage),
+    *of_onnx("pooling", _onnx, refuse=_refuse_pads),
+)

@@ -2,30 +2,169 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from math import prod
+from typing import Literal
 
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.movement import Movement, Offsets, SliceNd
+from codl.ir.ops.movement import Gather, Movement, Offsets, PadNd, SliceNd, TileNd, Transpose
+from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
+from codl.kernels.cpu import TYPES, OrtPlan, ints, nd_plan, node, number, of_onnx
 from codl.kernels.kernel import Grid, Kernel, Sizes, launch, of_every_storage
-from codl.kernels.registry import register
-from codl.kernels.strided.order import RUN, CopiedRows, Tiles, as_rows, as_tiles, collapse
 from codl.kernels.tiling import ceil_div, strip, waves
-from codl.records.soc import Soc
 
-#: Elements of a piece of a row, and about as many of a work-item, on a CPU at most: a few us.
+#: The most elements of a piece of a row, and roughly of a work-item, on a CPU: a few us.
 LONGEST_PIECE = 4096
 LONGEST_STRIP = 16384
-#: The side of a tile of a device that runs work-items in lockstep (TILE), and its items.
+#: The side of a tile on a real GPU, and its rows of work-items.
 TILE, TILE_ITEMS = 16, 4
-#: Elements that such a device can address in one tensor.
+#: The most addressable elements of a tensor on a real GPU.
 MOST_ELEMENTS = 2**31 - 1
+
+# Copies as rows or as tiled matrices. Tables of output axes are as in `codl.ir.ops.movement`: the
+# source is the sum of entries, and a negative entry means none.
+
+
+#: The shortest run of consecutive elements that is copied as vectors, without a table.
+SHORTEST_RUN = 16
+#: The least length of rows with a table, to keep tables of rows small beside the data,
+SHORTEST_ROW = 64
+#: and the most where axes can be split, to keep a row's table in cache.
+LONGEST_ROW = 1024
+
+#: Addressing of the elements of a row, as the kernel numbers it.
+RowKind = Literal[0, 1, 2]
+RUN: RowKind = 0
+STEPS: RowKind = 1
+TABLE: RowKind = 2
+
+
+@dataclass(frozen=True, eq=False)
+class CopiedRows:
+    """Rows of `size` elements; `starts` has the source of each row (see gpu_copy.cl)."""
+
+    starts: Offsets
+    size: int
+    kind: RowKind
+    first: int = 0
+    step: int = 0
+    low: int = 0
+    high: int = 0
+    inner: Offsets = field(default_factory=lambda: np.zeros(1, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Matrices of the output, `rows` x `columns`, whose columns are contiguous in the input."""
+
+    inputs: Offsets
+    outputs: Offsets
+    rows: int
+    columns: int
+    in_step: int
+    out_step: int
+
+
+def collapse(tables: Sequence[Offsets]) -> tuple[Offsets, ...]:
+    """Merge the tables of axes that continue each other."""
+    merged: list[Offsets] = []
+    for table in tables:
+        if merged and _continues(merged[-1], table):
+            table = merge(merged.pop(), table)
+        merged.append(table)
+    return tuple(merged) or (np.zeros(1, np.int64),)
+
+
+def _continues(outer: Offsets, inner: Offsets) -> bool:
+    if outer.size == 1 or inner.size == 1:
+        return True
+    far, near = step_of(outer), step_of(inner)
+    return far is not None and near is not None and far == near * inner.size
+
+
+def merge(outer: Offsets, inner: Offsets) -> Offsets:
+    """The table of two axes merged to one."""
+    either = (outer[:, None] < 0) | (inner < 0)
+    return np.where(either, -1, outer[:, None] + inner).reshape(-1)
+
+
+def step_of(table: Offsets) -> int | None:
+    """The constant difference of successive entries, or None."""
+    if table.size == 1:
+        return 1 if table[0] >= 0 else None
+    step = int(table[1] - table[0])
+    same = table.min() >= 0 and bool((np.diff(table) == step).all())
+    return step if same else None
+
+
+def _run(table: Offsets) -> tuple[int, int] | None:
+    """The range of nonnegative entries if they ascend by 1, else None."""
+    inside = np.flatnonzero(table >= 0)
+    if not inside.size:
+        return 0, 0
+    low, high = int(inside[0]), int(inside[-1]) + 1
+    return (low, high) if step_of(table[low:high]) == 1 else None
+
+
+def as_rows(tables: Sequence[Offsets]) -> CopiedRows:
+    """Split the output into rows; `tables` must be collapsed."""
+    *outer, row = tables
+    while outer and (_run(row) is None or row.size < SHORTEST_RUN) and row.size < SHORTEST_ROW:
+        taken, rest = _cut(outer.pop(), LONGEST_ROW // row.size)
+        outer += [rest] if rest is not None else []
+        row = merge(taken, row)
+    starts = reduce(merge, outer, np.zeros(1, np.int64))
+    step, run = step_of(row), _run(row)
+    if run is not None:
+        low, high = run
+        return CopiedRows(starts, row.size, RUN, int(row[low]) - low, low=low, high=high)
+    if step is not None:
+        return CopiedRows(starts, row.size, STEPS, int(row[0]), step)
+    return CopiedRows(starts, row.size, TABLE, inner=row)
+
+
+def _cut(table: Offsets, most: int) -> tuple[Offsets, Offsets | None]:
+    """Split an axis of even steps in two, the inner with at most `most` entries, if possible."""
+    if table.size <= most or step_of(table) is None:
+        return table, None
+    inner = max(n for n in range(1, max(most, 1) + 1) if table.size % n == 0)
+    if inner == 1:
+        return table, None
+    near = table[:inner] - table[:inner].min()  # entries stay positive with negative steps
+    return near, table[::inner] - near[0]
+
+
+def as_tiles(tables: Sequence[Offsets], least: int) -> Tiles | None:
+    """The output as matrices to transpose, with at least `least` rows and columns, if any."""
+    *outer, columns = tables
+    in_step = step_of(columns)
+    if in_step is None or in_step == 1 or columns.size < least:
+        return None
+    dense = [i for i, t in enumerate(outer) if step_of(t) == 1 and t.size >= least]
+    if not dense:
+        return None
+    axis = dense[-1]
+    sizes = [table.size for table in tables]
+    places = [np.arange(n) * prod(sizes[i + 1 :]) for i, n in enumerate(sizes)]
+    first = np.array([outer[axis][0] + columns[0]])
+    others = [i for i in range(len(outer)) if i != axis]
+    return Tiles(
+        inputs=reduce(merge, [outer[i] for i in others], first),
+        outputs=reduce(merge, [places[i] for i in others], np.zeros(1, np.int64)),
+        rows=sizes[axis],
+        columns=columns.size,
+        in_step=in_step,
+        out_step=prod(sizes[axis + 1 :]),
+    )
 
 
 class GpuTranspose(Kernel):
-    """Any axes; by tiles where rows of the output are columns of the input."""
+    """Transpose of any axes, by tiles where rows of the output are columns of the input."""
 
     op_kind = "transpose"
     base_name = "gpu_copy"
@@ -93,12 +232,8 @@ class GpuPad(GpuTranspose):
     op_kind = "pad"
 
 
-class GpuWindows(GpuTranspose):
-    op_kind = "windows"
-
-
 def as_ints(table: Offsets) -> Array:
-    """A table of 32-bit integers, as the constant that a kernel reads it from."""
+    """A table as 32-bit integers in the type of constants."""
     return table.astype(np.int32).view(np.float32)
 
 
@@ -117,7 +252,7 @@ def _order(op: Movement, soc: Soc, choice: Choice) -> CopiedRows | Tiles:
 
 
 def row_pieces(rows: CopiedRows, soc: Soc) -> tuple[int, int]:
-    """Elements of a piece, and pieces."""
+    """Elements of a piece, and the number of pieces."""
     length = min(rows.size, LONGEST_PIECE) if soc.gpu.is_cpu else soc.gpu.vector_width
     return length, rows.starts.size * ceil_div(rows.size, length)
 
@@ -139,7 +274,7 @@ def row_launch(
 ) -> KernelLaunch:
     """A launch of copy_rows; rows of the output begin at `base`, `pitch` elements apart.
 
-    `names` are those of the constants with the tables of rows and of elements.
+    `names` are the constants with the tables of rows and of elements.
     """
     length, pieces = row_pieces(rows, soc)
     grid = _row_grid(rows, soc)
@@ -164,7 +299,7 @@ def row_launch(
 
 
 def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[tuple[int, int], Sizes]:
-    """Tiles of a work-item down and across, and the sizes."""
+    """Tiles of a work-item down and across, and the launch sizes."""
     batches = tiles.inputs.size
     if not soc.gpu.is_cpu:
         side = (ceil_div(tiles.columns, TILE) * TILE, ceil_div(tiles.rows, TILE) * TILE_ITEMS)
@@ -197,4 +332,134 @@ def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> KernelLaunch:
     )
 
 
-register(*of_every_storage(GpuTranspose, GpuSlice, GpuTile, GpuPad, GpuWindows))
+# Gather with indices from a tensor: slices are copied as rows.
+
+
+#: Shorter slices are gathered element by element.
+SHORTEST_SLICE = 16
+#: Approximate most elements of a work-item on a CPU.
+GATHERED_STRIP = 8192
+
+
+class GpuGather(Kernel):
+    op_kind = "gather"
+    base_name = "gpu_rows"
+    source = "gather/gpu_rows.cl"
+
+    def counts(self, op: Gather, soc: Soc, choice: Choice) -> dict[str, float]:
+        _, pieces, grid = _pieces(op, soc)
+        return {
+            "pieces": pieces,
+            "single_elements": 0 if _by_rows(op) else op.output.elements,
+            **grid.features,
+            "output_bytes": self.stored(op.output.elements),
+        }
+
+    def build(self, op: Gather, soc: Soc, choice: Choice) -> KernelPlan:
+        length, pieces, grid = _pieces(op, soc)
+        indices = TensorArg("input", 1)
+        gather = launch(
+            "gather_rows" if _by_rows(op) else "gather_elements",
+            grid.sizes,
+            ENDS[0],
+            indices,
+            ENDS[1],
+            strip=grid.strip,
+            pieces=pieces,
+            length=length,
+            size=op.shapes[0][op.axis],
+            count=prod(op.shapes[1]),
+            slice=_slice(op),
+        )
+        # float16 indices would count only to 2048.
+        return self.assemble(op, soc, gather, floats=[indices])
+
+
+def _slice(op: Gather) -> int:
+    """Contiguous elements of a slice."""
+    return prod(op.shapes[0][op.axis + 1 :])
+
+
+def _by_rows(op: Gather) -> bool:
+    return _slice(op) >= SHORTEST_SLICE
+
+
+def _pieces(op: Gather, soc: Soc) -> tuple[int, int, Grid]:
+    """Elements of a piece, the number of pieces, and their grid."""
+    size = _slice(op) if _by_rows(op) else prod(op.shapes[1]) * _slice(op)
+    length = min(size, LONGEST_PIECE) if soc.gpu.is_cpu else soc.gpu.vector_width
+    pieces = op.output.elements // size * ceil_div(size, length)
+    return length, pieces, Grid.of(pieces, 1, ceil_div(GATHERED_STRIP, length), soc)
+
+
+# The CPU.
+
+
+#: An end before any first element, for slices with negative steps.
+BEFORE_ALL = -(1 << 31)
+
+
+def _onnx_transpose(op: Transpose) -> OrtPlan:
+    transpose = node("Transpose", perm=list(op.perm))
+    out = tuple(op.seen[axis] for axis in op.perm)
+    return OrtPlan((transpose,), (op.seen,), out)
+
+
+def _onnx_slice(op: SliceNd) -> OrtPlan:
+    ends = [
+        start + step * count if start + step * count >= 0 else BEFORE_ALL
+        for start, step, count in zip(op.starts, op.steps, op.to, strict=True)
+    ]
+    constants = {
+        "starts": ints(*op.starts),
+        "ends": ints(*ends),
+        "axes": ints(*range(len(op.to))),
+        "steps": ints(*op.steps),
+    }
+    return nd_plan(op, [node("Slice", ("x0", *constants))], constants)
+
+
+def _onnx_gather(op: Gather) -> OrtPlan:
+    """The op as ONNX nodes, with float indices; those out of range are clipped."""
+    size = op.shapes[0][op.axis]
+    nodes = [
+        node("Cast", ("x1",), "whole", to=TYPES["int64"]),
+        node("Clip", ("whole", "first", "last"), "inside"),
+        node("Gather", ("x0", "inside"), axis=op.axis),
+    ]
+    ends = {"first": np.array(-size, np.int64), "last": np.array(size - 1, np.int64)}
+    return nd_plan(op, nodes, ends)
+
+
+def _onnx_tile(op: TileNd) -> OrtPlan:
+    return nd_plan(op, [node("Tile", ("x0", "repeats"))], {"repeats": ints(*op.repeats)})
+
+
+def _onnx_pad(op: PadNd) -> OrtPlan:
+    """The op as ONNX nodes; it crops first, because ONNX Runtime mirrors the remaining elements."""
+    sizes, nodes, source = op.shapes[0], [], "x0"
+    constants: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
+    if min(*op.before, *op.after) < 0:
+        sides = zip(sizes, op.before, op.after, strict=True)
+        constants["starts"] = ints(*(max(-before, 0) for before in op.before))
+        constants["ends"] = ints(*(size - max(-after, 0) for size, _, after in sides))
+        nodes.append(node("Slice", ("x0", "starts", "ends"), "kept"))
+        source = "kept"
+    constants["pads"] = ints(*(max(pad, 0) for pad in (*op.before, *op.after)))
+    inputs = [source, "pads"]
+    if op.mode == "constant":
+        constants["value"] = number(op.value)
+        inputs.append("value")
+    nodes.append(node("Pad", inputs, mode=op.mode))
+    return nd_plan(op, nodes, constants)
+
+
+VARIANTS = (
+    *of_every_storage(GpuGather),
+    *of_onnx("gather", _onnx_gather),
+    *of_every_storage(GpuTranspose, GpuSlice, GpuTile, GpuPad),
+    *of_onnx("transpose", _onnx_transpose),
+    *of_onnx("slice", _onnx_slice),
+    *of_onnx("tile", _onnx_tile),
+    *of_onnx("pad", _onnx_pad),
+)

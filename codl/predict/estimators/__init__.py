@@ -1,44 +1,252 @@
-"""What all estimators have in common: runs, a lower bound, and fields that are stored as JSON.
+"""Latency estimators: their base class, run effects, and linear ones, muLayer's and the paper's.
 
-An estimator is fitted by its class, `Estimator.fit(features, latencies)`, and what it learned are
-its fields: numbers, arrays, and dataclasses of them. Files hold these and nothing else. Predicting
-takes NumPy alone; libraries of the extra `train` are imported where something is fitted.
+Measurement runs differ (batch effects): a run's latency is factor x (latency in the typical run +
+overhead). Both are fitted to the run's rows and shrunk towards 1 and 0, so a run of few rows stays
+near the typical run.
+
+`Estimator.fit(features, latencies)` returns a fitted instance. Its fields are numbers, arrays and
+dataclasses of them, and are all that a file holds. Prediction needs NumPy alone; fitting imports
+the libraries of the extra `train`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike
 
-from codl.boundary import explained
-from codl.errors import CodlError
-from codl.predict.estimators import run_effects
-from codl.predict.estimators.numerics import Groups, Vector, rounded
-from codl.predict.estimators.run_effects import RunTerm, RunTermSearch
+from codl.errors import explained
+from codl.predict.estimators.numerics import (
+    Groups,
+    Vector,
+    costs,
+    largest_sizes,
+    rounded,
+    rowwise_dot,
+)
 from codl.predict.features import FeatureSet
 
 E = TypeVar("E", bound="LatencyEstimator")
 
-#: No prediction is below this share of the smallest latency that was fitted.
+#: Lowest prediction, as a share of the smallest latency in the training rows.
 FLOOR = 0.1
-#: With fewer rows above the floors of runs, floors are left out.
-LEAST_FREE = 0.3
+#: Significant digits of muLayer's coefficients: more would only make files larger.
+MULAYER_DIGITS = 6
+#: Prior standard deviations in logarithms: a row's error about its shape, a shape's effect and a
+#: run's factor; and of a run's overhead, as a share of the run's lower quartile.
+ERROR = 0.04
+SHAPE_SPREAD = 0.2
+FACTOR_SPREAD = 0.2
+OVERHEAD_SPREAD = 0.07
+#: Solver iterations: the overhead is nonlinear, and outliers are re-weighted in each.
+STEPS = 6
+#: Residuals above this multiple of `ERROR` are down-weighted.
+OUTLIER = 2.0
+#: A negative overhead is at most this share of the fastest prediction in its run.
+MOST = 0.5
+#: Alternating fits of run terms and rough costs.
+ROUGH_PASSES = 5
+#: Least relative error reduction for which terms are kept: they have seen the held-out rows.
+TERMS_WORTH = 0.05
+#: Cap of a prediction's absolute log error.
+MOST_OFF = 0.5
+#: Most runs with feature columns; more runs have terms alone, since each column needs many shapes.
+MOST_COLUMNS = 16
+
+
+# Run effects.
+
+
+@dataclass(frozen=True)
+class RunTerm:
+    """Latency in a run = `factor` x (latency in the typical run + `overhead_ms`).
+
+    Older files have a least latency, `floor_ms`.
+    """
+
+    overhead_ms: float = 0.0
+    factor: Annotated[float, Meta(gt=0)] = 1.0
+    floor_ms: Annotated[float, Meta(ge=0)] = 0.0
+
+
+@dataclass(frozen=True)
+class RunTermSearch:
+    """Search for run terms by alternately fitting terms and a latency model to the same rows.
+
+    A rough model leaves its own errors in the terms; a fine model absorbs run differences into
+    ops. Neither is always better, so the search tries both.
+    """
+
+    X: Vector
+    y: Vector
+    labels: Sequence[str]
+    groups: Groups
+    floor_ms: float
+
+    def best(self, fit: Callable[[Mapping[str, RunTerm]], Vector]) -> Mapping[str, RunTerm]:
+        """The terms with the least prediction error; none if terms gain little.
+
+        `fit` fits a model to latencies in the typical run by some terms. It returns predictions
+        (rows, ms), preferably with the row's shape held out.
+        """
+        tried: list[tuple[float, Mapping[str, RunTerm]]] = []
+
+        def attempt(terms: Mapping[str, RunTerm]) -> Vector:
+            predicted = fit(terms)
+            tried.append((self._error(terms, predicted), terms))
+            return predicted
+
+        none: Mapping[str, RunTerm] = {}
+        attempt(self._terms(attempt(none)))
+        rough = none
+        for _ in range(ROUGH_PASSES):
+            rough = self._terms(self.of_costs(rough))
+        predicted = attempt(rough)
+        if min(tried[1][0], tried[2][0]) < tried[0][0]:
+            attempt(self._terms(predicted))
+        least, best = min(tried, key=lambda pair: pair[0])
+        return best if least <= (1 - TERMS_WORTH) * tried[0][0] else none
+
+    def of_costs(self, terms: Mapping[str, RunTerm]) -> Vector:
+        coefficients, overhead = costs(self.X, to_typical_run(terms, self.y, self.labels))
+        return self.X @ coefficients + overhead
+
+    def _terms(self, predicted: Vector) -> Mapping[str, RunTerm]:
+        predicted = np.maximum(predicted, self.floor_ms)
+        return fit_terms(predicted, self.y, self.labels, groups=self.groups)
+
+    def _error(self, terms: Mapping[str, RunTerm], predicted: Vector) -> float:
+        in_runs = np.maximum(to_runs(terms, predicted, self.labels), self.floor_ms)
+        return float(np.minimum(np.abs(np.log(in_runs / self.y)), MOST_OFF).mean())
+
+
+def fit_terms(
+    predicted: Vector,
+    y: Vector,
+    labels: Sequence[str],
+    *,
+    groups: Groups,
+) -> dict[str, RunTerm]:
+    """The term of every run, from typical-run predictions and measured `y` (both rows, ms).
+
+    Every shape (`groups`) has a factor of its own, equal in all runs. So mainly the shapes common
+    to several runs determine their terms.
+    """
+    names, run = np.unique(np.asarray(labels), return_inverse=True)
+    shape = np.unique(groups, return_inverse=True)[1].ravel()
+    count = len(names)
+    unit = np.array([np.quantile(predicted[run == at], 0.25) for at in range(count)])
+    least = np.array([-MOST * predicted[run == at].min() for at in range(count)])
+    factor, overhead, trust = np.zeros(count), np.zeros(count), np.ones(len(y))
+    for _ in range(STEPS):
+        total = predicted + (overhead * unit)[run]
+        slope = unit[run] / total
+        target = np.log(y / total) + slope * overhead[run]
+        factor, overhead, special = _solve(target, slope, trust, run=run, shape=shape)
+        overhead = np.maximum(overhead, least / unit)
+        off = target - factor[run] - slope * overhead[run] - special[shape]
+        trust = 1 / np.maximum(np.abs(off) / (OUTLIER * ERROR), 1)
+    factors, overheads = rounded(np.exp(factor)), rounded(overhead * unit)
+    return {
+        str(name): RunTerm(float(o), float(f))
+        for name, o, f in zip(names, overheads, factors, strict=True)
+    }
+
+
+def _solve(
+    target: Vector, slope: Vector, trust: Vector, *, run: Groups, shape: Groups
+) -> tuple[Vector, Vector, Vector]:
+    """Ridge regression of `target` on run factors, `slope` x run overheads and shape effects."""
+    count = int(run.max()) + 1
+    pull = [(ERROR / FACTOR_SPREAD) ** 2, (ERROR / OVERHEAD_SPREAD) ** 2]
+    trusted = np.bincount(shape, trust) + (ERROR / SHAPE_SPREAD) ** 2
+    wanted = np.bincount(shape, trust * target)
+    both = (trust, trust * slope)
+    cross = np.zeros((2 * count, len(trusted)))
+    for at, weights in enumerate(both):
+        np.add.at(cross, (at * count + run, shape), weights)
+    normal = np.diag(np.repeat(pull, count))
+    for i, j, weights in ((0, 0, trust), (0, 1, both[1]), (1, 0, both[1]), (1, 1, both[1] * slope)):
+        block = normal[i * count : (i + 1) * count, j * count : (j + 1) * count]
+        block[np.diag_indices(count)] += np.bincount(run, weights, minlength=count)
+    right = np.concatenate([np.bincount(run, w * target, minlength=count) for w in both])
+    effects = np.linalg.solve(
+        normal - (cross / trusted) @ cross.T, right - cross @ (wanted / trusted)
+    )
+    special = (wanted - cross.T @ effects) / trusted
+    return effects[:count], effects[count:], special
+
+
+def to_runs(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]) -> Vector:
+    """Typical-run latencies (rows, ms) converted to each row's run; an unknown run is typical."""
+    overhead, factor, floor = _columns(terms, labels)
+    return np.maximum(factor * (latency_ms + overhead), floor)
+
+
+def to_typical_run(
+    terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]
+) -> Vector:
+    """The inverse of `to_runs` above the floor, but at least a fifth of latency / factor."""
+    overhead, factor, _ = _columns(terms, labels)
+    return np.maximum(latency_ms / factor - overhead, 0.2 * latency_ms / factor)
+
+
+def _columns(terms: Mapping[str, RunTerm], labels: Sequence[str]) -> tuple[Vector, Vector, Vector]:
+    """Overhead, factor and floor of each row; an unknown run has the runs' median floor alone."""
+    floors = sorted(term.floor_ms for term in terms.values())
+    typical = RunTerm(floor_ms=floors[len(floors) // 2] if floors else 0.0)
+    by_label = {label: terms.get(label, typical) for label in set(labels)}
+    rows = [(t.overhead_ms, t.factor, t.floor_ms) for t in map(by_label.__getitem__, labels)]
+    columns = np.array(rows).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+@dataclass(frozen=True)
+class RunColumns:
+    """One-hot feature columns of runs; `shares` is each run's share of the rows, by name."""
+
+    shares: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, labels: Sequence[str]) -> RunColumns:
+        rows = Counter(labels)
+        if len(rows) > MOST_COLUMNS:
+            return cls()
+        return cls({name: float(rounded(rows[name] / len(labels))) for name in sorted(rows)})
+
+    def beside(self, X: Vector, labels: Sequence[str] | None) -> Vector:
+        """Features with run columns appended, shaped (items, features + runs).
+
+        An unknown or missing run is typical: its columns are the runs' shares of rows, so a few
+        slow rows do not slow all predictions.
+        """
+        if not self.shares:
+            return X
+        typical = np.array(list(self.shares.values()))
+        if labels is None:
+            return np.column_stack([X, np.broadcast_to(typical, (len(X), len(typical)))])
+        rows = dict(zip(self.shares, np.eye(len(self.shares)), strict=True))
+        return np.column_stack([X, [rows.get(label, typical) for label in labels]])
+
+
+# Estimators.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LatencyEstimator:
-    """Predicts latencies in milliseconds, never less than `floor_ms`, and knows terms of `runs`."""
+    """Predicts latencies in milliseconds, at least `floor_ms`; `runs` holds terms by run name."""
 
     name: ClassVar[str]
     feature_set: ClassVar[FeatureSet]
-    #: Whether it learns latencies of ops and of sharing as a whole, and nothing finer: the papers'.
+    #: True for the papers' predictors: one target per op or whole exchange, no parts or context.
     is_of_wholes: ClassVar[bool] = False
-    #: Whether it takes the terms of runs that the linear costs find: what can follow every row it
-    #: is fitted to cannot say which terms are better.
+    #: Whether linear costs choose the run terms. Trees can follow every training row, so their own
+    #: errors cannot rank terms.
     takes_terms: ClassVar[bool] = False
 
     floor_ms: float = 0.0
@@ -54,11 +262,11 @@ class LatencyEstimator:
         runs: Sequence[str] | None = None,
         groups: Sequence[Any] | Groups | None = None,
     ) -> E:
-        """Fit features (items, features) to latencies (items), which must be positive.
+        """Fit features `X` (items, features) to positive latencies `y` (items) in milliseconds.
 
-        `runs` says in which measurement run each row was taken: what differs between runs is
-        learned apart. `groups` says which rows are of one shape: what an estimator tries out on
-        rows it holds out, it tries on whole shapes. Without, equal features are one shape.
+        `runs` (items) names each row's measurement run; run differences become run terms. `groups`
+        (items) labels each row's shape, the unit of inner cross-validation. By default rows with
+        equal features share a shape. Raises `ValueError` for wrong shapes or values.
         """
         X, y = np.array(X, np.float64), np.array(y, np.float64)
         if X.ndim != 2 or y.shape != X.shape[:1] or not X.size:
@@ -78,28 +286,22 @@ class LatencyEstimator:
 
     @classmethod
     def _fit(cls: type[E], X: Vector, y: Vector, groups: Groups) -> E:
-        """One fitted to rows of a single run; its floor and runs are filled in behind it."""
+        """Fit rows of a single run; `fit` sets `floor_ms` and `runs` afterwards."""
         raise NotImplementedError
 
     def _predict(self, X: Vector) -> Vector:
-        """Of the typical run; every item's is the same whichever others are asked for."""
+        """Latencies (items) in the typical run; each row's result is independent of the batch."""
         raise NotImplementedError
 
-    def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
-        raise CodlError(f"{self.name} does not say how far it may be off; codl does.")
-
     def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
-        """The features with what an estimator looks at to tell runs apart."""
+        """The features, extended by the estimator's columns for runs, if any."""
         return X
 
     @classmethod
     def _fit_rows(
         cls: type[E], X: Vector, y: Vector, groups: Groups, terms: Mapping[str, RunTerm]
     ) -> tuple[E, Vector]:
-        """One fitted to rows without some runs' `terms`, and its predictions of these rows.
-
-        The predictions of each row are better made without having seen it.
-        """
+        """Fit rows without their run `terms`; also returns predictions, preferably held-out."""
         fitted = cls._fit(X, y, groups)
         return fitted, fitted._predict(X)
 
@@ -109,19 +311,11 @@ class LatencyEstimator:
 
     @classmethod
     def _fit_terms(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
-        """Fit the rows above their run's floor, and the terms of runs that do best beside them."""
-        least_ms = floor_of(y)
-        floors = floors_of(X, y, shapes, labels)
-        free = run_effects.above_floors(floors, y, labels)
-        if free.sum() < LEAST_FREE * len(y):
-            floors, free = {}, np.ones(len(y), bool)
-        X, y, shapes = X[free], y[free], shapes[free]
-        labels = [label for label, is_free in zip(labels, free, strict=True) if is_free]
 
         def in_typical_run(terms: Mapping[str, RunTerm]) -> tuple[E, Vector]:
-            return cls._fit_rows(X, run_effects.remove(terms, y, labels), shapes, terms)
+            return cls._fit_rows(X, to_typical_run(terms, y, labels), shapes, terms)
 
-        search = RunTermSearch(X, y, labels, shapes, floors, least_ms)
+        search = RunTermSearch(X, y, labels, shapes, floor_of(y))
         terms = search.best(
             search.of_costs if cls.takes_terms else lambda terms: in_typical_run(terms)[1]
         )
@@ -130,45 +324,22 @@ class LatencyEstimator:
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items), of features shaped (items, features).
 
-        Those of the typical run, or of the run that `runs` names for every item; a run that was
-        not fitted is taken for a typical one.
+        `runs` names a run for every item. Without it, and for an unknown run, latencies are those
+        of the typical run.
         """
         features = self._beside_run(np.asarray(X, np.float64), runs)
         return self._in_runs(self._predict(features), runs)
 
-    def interval(
-        self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
-    ) -> tuple[Vector, Vector]:
-        """Lowest and highest latency in milliseconds that `coverage` of such items will take.
-
-        Raises `CodlError` where the estimator does not say how far it may be off.
-        """
-        if not 0 < coverage < 1:
-            raise CodlError(f"The coverage must be between 0 and 1, got {coverage:g}.")
-        features = self._beside_run(np.asarray(X, np.float64), runs)
-        low, high = (self._in_runs(bound, runs) for bound in self._bounds(features, coverage))
-        # What stands at a floor is not all above it.
-        width, least = run_effects.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(features)), runs)
-        return low * np.where(low <= least, 1 - width, 1), high * np.where(
-            high <= least, 1 + width, 1
-        )
-
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
         if self.runs or runs is not None:
             labels = _labels(runs, len(latency_ms))
-            latency_ms = run_effects.apply(self.runs, latency_ms, labels)
+            latency_ms = to_runs(self.runs, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_ms)
 
 
 def floor_of(y: Vector) -> float:
-    """The least that is predicted by what was fitted to such latencies."""
+    """The lowest prediction (ms) of an estimator fitted to the latencies `y`."""
     return float(rounded(FLOOR * y.min(), 3))
-
-
-def floors_of(X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> dict[str, float]:
-    """The floor of every run, 0 where none shows."""
-    size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
-    return run_effects.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
 
 
 def _groups(X: Vector, groups: Sequence[Any] | Groups | None) -> Groups:
@@ -185,3 +356,55 @@ def _labels(runs: Sequence[str] | None, rows: int) -> list[str]:
     if len(runs) != rows:
         raise ValueError(f"runs must have {rows} labels, got {len(runs)}.")
     return [str(run) for run in runs]
+
+
+# Linear estimators.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Linear(LatencyEstimator):
+    """Latency = overhead + sum of cost x feature."""
+
+    overhead_ms: float
+    costs_ms: Vector
+    is_of_wholes: ClassVar[bool] = True
+
+    def _predict(self, X: Vector) -> Vector:
+        return rowwise_dot(X, self.costs_ms) + self.overhead_ms
+
+
+class FlopsLinear(_Linear):
+    """muLayer's predictor: ordinary linear regression on FLOPs and sizes."""
+
+    name: ClassVar[str] = "flops_linear"
+    feature_set: ClassVar[FeatureSet] = "flops"
+
+    @classmethod
+    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> FlopsLinear:
+        from sklearn.linear_model import LinearRegression
+
+        scale = largest_sizes(X)
+        fitted = LinearRegression().fit(X / scale, y)
+        costs_ms = rounded(np.asarray(fitted.coef_, np.float64) / scale, MULAYER_DIGITS)
+        return cls(overhead_ms=float(rounded(fitted.intercept_, MULAYER_DIGITS)), costs_ms=costs_ms)
+
+
+class CodlLinear(_Linear):
+    """The paper's predictor (section 5.2): a non-negative cost for each block that runs.
+
+    Minimises squared relative errors, so small parts, which decide a chain's ratio, count as much
+    as large ones.
+    """
+
+    name: ClassVar[str] = "codl_linear"
+    feature_set: ClassVar[FeatureSet] = "variant"
+
+    @classmethod
+    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> CodlLinear:
+        return cls.base(X, y)
+
+    @classmethod
+    def base(cls, X: Vector, y: Vector) -> CodlLinear:
+        """Linear costs fitted to rows of one run: the base of `codl` and `gbdt`."""
+        costs_ms, overhead_ms = costs(X, y)
+        return cls(floor_ms=floor_of(y), overhead_ms=overhead_ms, costs_ms=costs_ms)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from codl.predict.estimators import LatencyEstimator, floors_of
+from codl.predict.estimators import LatencyEstimator, RunColumns, RunTerm
 from codl.predict.estimators.numerics import Groups, Vector
-from codl.predict.estimators.run_effects import RunColumns, RunTerm
 from codl.predict.estimators.sparse_gp import Ensemble
 from codl.predict.features import FeatureSet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Codl(LatencyEstimator):
-    """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
+    """Latency = linear block costs (`codl_linear`) x exp(Gaussian process on log features).
 
-    Blended with processes on the latency's logarithm itself, one on the features, one on the
-    directions in which they spread, and where there are very many items with boosted trees, by the
-    shares that did best on shapes held out within the training rows. Their errors give the
-    intervals.
+    The ensemble mixes in a process on log latency, and boosted trees for many items. Shares come
+    from held-out shapes of the training rows.
     """
 
     name: ClassVar[str] = "codl"
@@ -30,19 +27,12 @@ class Codl(LatencyEstimator):
 
     @classmethod
     def _fit_runs(cls, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> Codl:
-        """Fit with a column for every run: the kernels' lengths say how far runs are apart.
-
-        What stands at a run's floor is fitted like the rest, since ops near it take hardly more.
-        """
+        """Fit with a column for every run, whose kernel length scales the runs' difference."""
         columns = RunColumns.of(labels)
         if not columns.shares:
             return cls._fit_terms(X, y, shapes, labels)
-        terms = {
-            label: RunTerm(floor_ms=floor)
-            for label, floor in floors_of(X, y, shapes, labels).items()
-        }
-        fitted, _ = cls._fit_rows(columns.beside(X, labels), y, shapes, terms, columns)
-        return replace(fitted, runs=terms)
+        fitted, _ = cls._fit_rows(columns.beside(X, labels), y, shapes, {}, columns)
+        return fitted
 
     @classmethod
     def _fit_rows(
@@ -53,7 +43,7 @@ class Codl(LatencyEstimator):
         terms: Mapping[str, RunTerm],
         columns: RunColumns | None = None,
     ) -> tuple[Codl, Vector]:
-        from codl.predict.estimators.gp_fitting import fit_ensemble  # it needs SciPy
+        from codl.predict.estimators.gp_fitting import fit_ensemble  # needs SciPy
 
         columns = columns or RunColumns()
         ensemble, predicted = fit_ensemble(
@@ -66,6 +56,3 @@ class Codl(LatencyEstimator):
 
     def _predict(self, X: Vector) -> Vector:
         return self.ensemble.predict(X)
-
-    def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
-        return self.ensemble.bounds(X, coverage)

@@ -1,10 +1,9 @@
-"""Arrays of numbers: rounded, in JSON, multiplied row by row, and solved for.
+"""Array routines: rounding, JSON, batch-invariant products, least squares.
 
-BLAS sums a row's products in an order that depends on how many rows there are and on the row's
-place among them (gemm against gemv, and full tiles against those at an edge), so a row of
-`rows @ matrix` may differ in its last bits from the same row computed alone. In `rowwise_matmul`
-and `rowwise_dot` every row is a BLAS call of its own, with the same shapes and strides: a batch
-changes no prediction.
+BLAS's summation order depends on the number of rows and a row's place (gemm or gemv, full or edge
+tiles). So a row of `rows @ matrix` may differ in its last bits from the same row alone.
+`rowwise_matmul` and `rowwise_dot` use one BLAS call of fixed shape and strides for each row: a
+prediction does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ Vector = NDArray[np.float64]
 Groups = NDArray[np.intp]
 Array = NDArray[Any]
 
-#: Significant digits that learned numbers keep; what is fitted after them knows them so.
+#: Significant digits of learned numbers; later fitting steps use the rounded values.
 DIGITS = 4
-#: Latencies below one microsecond differ by noise alone, so errors there do not count for more.
+#: Denominator floor of relative errors: below one microsecond, latencies are noise.
 RESOLUTION_MS = 1e-3
-#: Picks one of many equally good solutions where features are multiples of each other.
+#: Ridge penalty of costs: makes the solution unique for collinear features.
 COSTS_PULL = 1e-6
-#: Pull of a ridge's slopes towards 0, for each row.
+#: Ridge penalty of slopes, for each row.
 RIDGE_PULL = 1e-3
 
 
 def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
-    """The nearest numbers of `digits` significant digits: those that a file will hold."""
+    """The values rounded to `digits` significant digits, the precision of stored files."""
     array = np.asarray(values, np.float64)
     return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
 
 
 def medians(values: Vector, groups: Groups) -> Vector:
-    """The median of each group's values, in the groups' order."""
+    """The median of `values` (rows) in each group, shaped (groups), in order of group number."""
     order = np.lexsort((values, groups))
     _, first, count = np.unique(groups[order], return_index=True, return_counts=True)
     low, high = (values[order[first + (count - more) // 2]] for more in (1, 0))
@@ -44,14 +43,14 @@ def medians(values: Vector, groups: Groups) -> Vector:
 
 
 def to_json(value: Any) -> Any:
-    """msgspec's hook for what it cannot write: arrays are lists of their rows."""
+    """Encoding hook of msgspec: arrays become nested lists; others raise `NotImplementedError`."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise NotImplementedError(type(value))
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """msgspec's hook for what it cannot read: an array of finite numbers, of 64 bits each."""
+    """Decoding hook of msgspec: an array of finite 64-bit numbers; raises `ValueError`."""
     (dtype,) = kind.__args__[1].__args__
     try:
         array = np.array(value, dtype)
@@ -63,7 +62,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def rowwise_matmul(rows: Array, matrix: Array) -> Array:
-    """`rows @ matrix` of shapes (items, n) and (n, m): one gemv for every row."""
+    """`rows @ matrix` of shapes (items, n) and (n, m), as one gemv for every row."""
     items, size = rows.shape
     alone = np.ascontiguousarray(rows).reshape(items, 1, size)
     product: Array = np.matmul(alone, np.ascontiguousarray(matrix))
@@ -71,13 +70,13 @@ def rowwise_matmul(rows: Array, matrix: Array) -> Array:
 
 
 def rowwise_dot(rows: Array, vector: Array) -> Array:
-    """`rows @ vector` of shapes (items, n) and (n): one dot product for every row."""
+    """`rows @ vector` of shapes (items, n) and (n), as one dot product for every row."""
     product: Array = np.vecdot(np.ascontiguousarray(rows), vector)
     return product
 
 
 def costs(X: Vector, y: Vector) -> tuple[Vector, float]:
-    """Non-negative costs of the features and a non-negative overhead, in milliseconds.
+    """Non-negative costs (features) and overhead, in ms, for `X` (rows, features) and `y` (rows).
 
     Minimises the sum of squared relative errors, sum(((X @ costs + overhead) / y - 1)^2), by
     non-negative least squares (Lawson and Hanson, *Solving Least Squares Problems*, 1974, ch. 23).
@@ -95,7 +94,7 @@ def costs(X: Vector, y: Vector) -> tuple[Vector, float]:
 
 
 def ridge(scaled: Vector, target: Vector) -> Vector:
-    """Slopes, and behind them the constant: least squares with a pull of the slopes towards 0."""
+    """Ridge regression of `target` (rows) on `scaled` (rows, n): n slopes, then the constant."""
     from sklearn import config_context
     from sklearn.linear_model import Ridge
 
@@ -105,6 +104,6 @@ def ridge(scaled: Vector, target: Vector) -> Vector:
 
 
 def largest_sizes(X: Vector) -> Vector:
-    """The largest size of every column, 1 for a column of zeros: keeps a solver well posed."""
+    """The largest absolute value of every column, 1 for a column of zeros: scales of a solver."""
     largest = np.abs(X).max(axis=0)
     return cast(Vector, np.where(largest > 0, largest, 1.0))

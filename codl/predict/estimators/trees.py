@@ -1,8 +1,7 @@
-"""Tree ensembles: a random forest, gradient-boosted trees, and fast sums of their leaves.
+"""The `gbdt` predictor: gradient-boosted trees, and fast sums of their leaves.
 
-LightGBM and scikit-learn grow them. Sums of leaves follow QuickScorer (Lucchese et al., SIGIR
-2015): one bit a leaf, cleared by the splits an item fails. Walking down 200 trees takes 2.7 times
-as long.
+LightGBM grows the trees. Prediction follows QuickScorer (Lucchese et al., SIGIR
+2015): one bit a leaf, cleared by failed splits. Walking down 200 trees takes 2.7 times as long.
 """
 
 from __future__ import annotations
@@ -16,20 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.linear import CodlLinear
-from codl.predict.estimators.numerics import RESOLUTION_MS, Groups, Vector, rounded
+from codl.predict.estimators import CodlLinear, LatencyEstimator
+from codl.predict.estimators.numerics import RESOLUTION_MS, Groups, Vector
 from codl.predict.features import FeatureSet
 
-#: The feature of a node that is a leaf.
+#: Feature index that marks a leaf.
 LEAF = -1
-#: The most leaves of a tree: as many as a word of the machine has bits.
+#: Most leaves of a tree: the bits of a machine word.
 MOST_LEAVES = 64
-#: Digits behind the point of leaves that are logarithms.
+#: Decimals of leaf values of boosted trees (logarithms).
 LEAF_DECIMALS = 4
-#: Items whose sums are found at a time.
+#: Items predicted at a time.
 CHUNK = 512
-#: What every fit by LightGBM has in common: one thread, and the same trees every time.
+#: LightGBM parameters of every fit: one thread, deterministic.
 COMMON = {
     "objective": "regression",
     "min_data_in_leaf": 4,
@@ -41,19 +39,16 @@ COMMON = {
     "seed": 0,
     "verbosity": -1,
 }
-#: How `gbdt` is boosted.
+#: Boosting rounds and parameters of `gbdt`.
 ROUNDS, BOOSTING = 80, {"learning_rate": 0.1, "num_leaves": 8}
-#: How `random_forest` is grown; significant digits of its leaves, whose mean has more; and the
-#: seeds that scikit-learn's forest draws for its trees.
-FOREST, FOREST_LEAVES, FOREST_DIGITS, SEEDS = 16, 32, 3, 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Trees one behind the other, every split before its two sides: the node's feature and number.
+    """Trees concatenated in pre-order: each node's feature index and number, shaped (nodes).
 
-    A split's first side holds where the feature is at most the number; a leaf's feature is -1, and
-    its number the value.
+    A split is followed by its two sides, the first for feature <= number. A leaf has feature -1,
+    and its value as the number. Raises `ValueError` for an incomplete tree or too many leaves.
     """
 
     features: NDArray[np.intp]
@@ -70,7 +65,10 @@ class Trees:
 
     @classmethod
     def boost(cls, X: Vector, t: Vector, *, rounds: int, parameters: Mapping[str, Any]) -> Trees:
-        """LightGBM's trees for features (rows, features) and targets (rows), logarithms."""
+        """LightGBM's trees for features `X` (rows, features) and log targets `t` (rows).
+
+        Raises `CodlError` if LightGBM cannot be loaded.
+        """
         try:
             import lightgbm
         except OSError as error:
@@ -80,40 +78,14 @@ class Trees:
             ) from error
         settings = COMMON | dict(parameters)
         data = lightgbm.Dataset(X, t, params=settings)
-        # As it is: the copy without training data that LightGBM makes otherwise takes long.
+        # `keep_training_booster` avoids LightGBM's slow copy without training data.
         booster = lightgbm.train(settings, data, rounds, keep_training_booster=True)
         text = booster.model_to_string(num_iteration=-1)
         return cls._of([_boosted(part) for part in text.split("\nTree=")[1:]], X)
 
     @classmethod
-    def bag(cls, X: Vector, y: Vector) -> Trees:
-        """A random forest's trees, each of rows drawn with replacement.
-
-        Rows and seeds are drawn as scikit-learn's forest does, which takes longer than its trees.
-        """
-        from sklearn import config_context
-        from sklearn.tree import DecisionTreeRegressor
-
-        rows, seeds, grown = X.astype(np.float32), np.random.RandomState(0), []
-        with config_context(assume_finite=True, skip_parameter_validation=True):
-            for seed in [seeds.randint(SEEDS) for _ in range(FOREST)]:
-                drawn = np.random.RandomState(seed).randint(0, len(y), len(y), dtype=np.int32)
-                counts = np.bincount(drawn, minlength=len(y)).astype(np.float64)
-                tree = DecisionTreeRegressor(
-                    max_leaf_nodes=FOREST_LEAVES, max_features=0.7, random_state=seed
-                )
-                tree = tree.fit(rows, y, sample_weight=counts, check_input=False).tree_
-                left, right = tree.children_left, tree.children_right
-                is_leaf = left == LEAF
-                values = rounded(tree.value.ravel(), FOREST_DIGITS)
-                numbers = np.where(is_leaf, values, tree.threshold)
-                features = np.where(is_leaf, LEAF, tree.feature)
-                grown.append(_in_order(*(a.tolist() for a in (features, numbers, left, right))))
-        return cls._of(grown, X)
-
-    @classmethod
     def _of(cls, trees: Iterable[list[tuple[int, float]]], X: Vector) -> Trees:
-        """Trees that were fitted to features (rows, features)."""
+        """Trees from (feature, number) nodes; split numbers move `midway` between rows of `X`."""
         pairs = zip(*(node for tree in trees for node in tree), strict=True)
         features, numbers = (np.array(column) for column in pairs)
         splits = features != LEAF
@@ -124,10 +96,10 @@ class Trees:
         return len(self._leaf_counts)
 
     def predict(self, X: Vector) -> Vector:
-        """The sums of the values (items): of every tree the first leaf that no split rules out.
+        """Sums (items) of each tree's exit leaf: the first leaf that no split rules out.
 
-        A split that an item goes past rules out the leaves of its first side. All splits of a
-        feature that it goes past are known from where its value stands among their numbers.
+        A split that an item exceeds rules out the leaves of its first side. One binary search for
+        each feature finds all exceeded splits.
         """
         total = np.empty(len(X))
         for at in range(0, len(X), CHUNK):
@@ -147,15 +119,11 @@ class Trees:
 
     @cached_property
     def _waiting(self) -> NDArray[np.intp]:
-        """Sides that wait behind each node: a split waits for one more, a leaf is one.
-
-        After every tree one fewer waits than ever before.
-        """
+        """Open sides after each node, with a new minimum at each tree's last node."""
         return np.cumsum(np.where(self._is_leaf, -1, 1))
 
     @cached_property
     def _tree(self) -> NDArray[np.intp]:
-        """The tree of every node."""
         least = np.minimum.accumulate(np.minimum(self._waiting, 0))
         return -np.concatenate([[0], least[:-1]])
 
@@ -175,18 +143,18 @@ class Trees:
 
     @cached_property
     def _all_leaves(self) -> NDArray[Any]:
-        """A bit for every leaf, in the narrowest words that have as many."""
+        """A bit set for every leaf, one word a tree, in the narrowest sufficient word type."""
         bits = next(b for b in (8, 16, 32, 64) if b >= self._leaf_counts.max())
         return np.full(len(self), (1 << bits) - 1, f"uint{bits}")
 
     @cached_property
     def _kept(self) -> Mapping[int, tuple[Vector, NDArray[Any]]]:
-        """By feature the numbers of its splits, and the leaves that are left past each of them.
+        """By feature: its sorted split numbers, and masks of remaining leaves.
 
-        Those are shaped (splits + 1, trees).
+        Masks are shaped (splits + 1, trees); row i applies to items beyond i splits.
         """
         splits = np.flatnonzero(~self._is_leaf)
-        # A split's first side ends where first as many sides wait as before the split.
+        # A split's first side ends where the count of open sides first returns to its start.
         order = np.lexsort((np.arange(len(self.features)), self._waiting))
         keys = self._waiting[order] * len(order) + order
         ends = order[np.searchsorted(keys, (self._waiting[splits] - 1) * len(order) + splits)]
@@ -207,10 +175,10 @@ class Trees:
 
 
 def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
-    """The shortest numbers that split the rows (rows, features) as `numbers` do.
+    """Numbers with the fewest digits that split `X` (rows, features) as `numbers` do.
 
-    Each lies between the two neighbours of its own, away from both: LightGBM's splits beside 0 are
-    at 0, and what it never saw, a run that is part of every run, would always be on one side.
+    Each lies near the middle between its neighbouring values. LightGBM splits beside 0 at 0,
+    which would put the typical run's fractional columns always on one side.
     """
     low, high = np.empty(len(numbers)), np.empty(len(numbers))
     for feature in np.unique(features).tolist():
@@ -222,7 +190,7 @@ def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
     power = np.floor(np.log10(np.maximum(np.abs(middle), 1e-300)))
     is_open = np.ones(len(numbers), bool)
     for digits in range(1, 16):
-        # Powers of ten with whole exponents are exact, so that the nearest number is found.
+        # Powers of ten with non-negative exponents are exact, so rounding is to the nearest.
         places = digits - 1 - power
         up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
         short = np.round(middle * up / down) * down / up
@@ -233,14 +201,14 @@ def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
 
 
 def _boosted(text: str) -> list[tuple[int, float]]:
-    """A tree of LightGBM's model text; its children below 0 are leaves, ~ their number."""
+    """Nodes of a tree in LightGBM's model text, whose negative child c is the leaf ~c."""
     lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     values = [round(float(v), LEAF_DECIMALS) for v in lines["leaf_value"].split()]
     if len(values) == 1:
         return [(LEAF, values[0])]
     splits = [int(v) for v in lines["split_feature"].split()]
     numbers = [float(v) for v in lines["threshold"].split()]
-    # Leaves stand behind the splits.
+    # Leaves are numbered after the splits.
     left, right = (
         [at if at >= 0 else len(splits) + ~at for at in map(int, lines[f"{side}_child"].split())]
         for side in ("left", "right")
@@ -252,7 +220,7 @@ def _boosted(text: str) -> list[tuple[int, float]]:
 def _in_order(
     features: Sequence[int], numbers: Sequence[float], left: Sequence[int], right: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """A tree's nodes, every split before its two sides; the children of leaves are -1."""
+    """A tree's (feature, number) nodes in pre-order; children of leaves are -1."""
     waiting, order = [0], []
     while waiting:
         node = waiting.pop()
@@ -263,28 +231,11 @@ def _in_order(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RandomForest(LatencyEstimator):
-    """A random forest on a variant's features, as nn-Meter has it."""
-
-    name: ClassVar[str] = "random_forest"
-    feature_set: ClassVar[FeatureSet] = "variant"
-    takes_terms: ClassVar[bool] = True
-    trees: Trees
-
-    @classmethod
-    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> RandomForest:
-        return cls(trees=Trees.bag(X, y))
-
-    def _predict(self, X: Vector) -> Vector:
-        return self.trees.predict(X) / len(self.trees)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Gbdt(LatencyEstimator):
-    """Gradient-boosted trees (LightGBM) on the features and the base of `codl_linear`.
+    """Gradient-boosted trees (LightGBM) that correct the linear costs of `codl_linear`.
 
-    The trees are fitted to log(latency / base), so that what they cannot do, following a law past
-    the largest op that was measured, is left to the base.
+    The trees are fitted to log(latency / base); extrapolation beyond the largest measured op is
+    the base's.
     """
 
     name: ClassVar[str] = "gbdt"

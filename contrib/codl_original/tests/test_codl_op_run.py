@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import parse
+from codl.ir.records import soc as socs
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
-from codl.records import soc as socs
 from codl.targets import ssh
 from codl_original import collector
 from codl_original.collector import shell_of

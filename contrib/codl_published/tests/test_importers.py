@@ -16,8 +16,8 @@ from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir import Shape, parse
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.window import Size2
+from codl.ir.records import soc as socs
 from codl.measure.dataset import Dataset
-from codl.records import soc as socs
 from codl_published.importer import Imported, import_tables
 from codl_published.mapped_tables import fitted
 

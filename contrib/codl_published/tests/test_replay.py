@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_doubles import DeviceDouble
 from support.simulated import GEMM, REPLAYED, SOC, conv_tasks, write_dataset
 from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnsupportedError
-from codl.ir import Shape, to_text
+from codl.ir import Shape, parse, to_text
+from codl.ir.records.results import Conditions
+from codl.kernels import registry
 from codl.kernels.tuning import Tuned, Tuning
-from codl.measure import check_variants, tuner, tuning_file
-from codl.measure.batch import MeasureBatch
-from codl.measure.collector import Collected, collect
+from codl.measure import tuning_file
+from codl.measure.check_variants import CheckTask
+from codl.measure.collector import Collected, Collection
 from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row, SharingRow
-from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.measure.tasks import MeasureBatch, OpTask, SharingTask, Task
 from codl.measure.timing import Rounds
+from codl.measure.tuner import TuneTask
 from codl.predict.features import STORAGES
-from codl.records.results import Conditions
-from codl.runtime.placement import LocalSoc, Placement
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
 from codl_published.replay import ReplayTarget
@@ -94,7 +94,7 @@ def again(
 ) -> tuple[Collected, Dataset]:
     """Collect through the replay."""
     dataset = Dataset.of(SOC.name, folder)
-    return collect(replayed(recorded), dataset, tasks, **options), dataset
+    return Collection(replayed(recorded), dataset, tasks, **options).run(), dataset
 
 
 def plain(rows: list[Any]) -> dict[tuple[Any, ...], Row]:
@@ -221,7 +221,7 @@ def test_another_soc_is_refused(recorded: Dataset, tasks: list[Task], tmp_path: 
     other = replace(SOC, gpu=replace(SOC.gpu, compute_units=7))
     target = ReplayTarget(f"replay:{recorded.folder}", other)
     with pytest.raises(MismatchError, match="another SoC"):
-        collect(target, Dataset.of("other", tmp_path), tasks)
+        Collection(target, Dataset.of("other", tmp_path), tasks).run()
     assert not (tmp_path / "other").exists()
     described = replace(SOC, description="said otherwise")
     assert ReplayTarget(target.serial, described).clocks_mhz() == {}
@@ -240,7 +240,7 @@ WITH_TASKS = {"tune", "check_kernels"}
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*protocol_methods()} - ANSWERED - WITH_TASKS - {"close", "within"})
+    "name", sorted({*protocol_methods()} - ANSWERED - WITH_TASKS - {"close", "within", "cooling"})
 )
 def test_everything_else_is_refused_in_one_sentence(recorded: Dataset, name: str) -> None:
     given = inspect.signature(getattr(Target, name)).parameters.values()
@@ -255,11 +255,12 @@ def test_everything_else_is_refused_in_one_sentence(recorded: Dataset, name: str
 
 
 def test_tasks_to_tune_or_check_are_refused(recorded: Dataset) -> None:
-    target, text = replayed(recorded), "fc in=1x4x1x1 oc=2"
+    target, op = replayed(recorded), parse("fc in=1x4x1x1 oc=2")
+    cpu, gpu = (registry.find(op, name) for name in ("cpu_gemv", "gpu_direct"))
     with pytest.raises(UnsupportedError, match="cannot answer Check"):
-        target.check_kernels([check_variants.task_of(text, "cpu_gemv")])
+        target.check_kernels([CheckTask(op, cpu)])
     with pytest.raises(UnsupportedError, match="cannot answer Tune"):
-        target.tune([tuner.task_of(text, "gpu_direct")], Tuning(), keep=lambda result: None)
+        target.tune([TuneTask(op, gpu)], Tuning(), keep=lambda result: None)
 
 
 def test_it_has_no_soc_of_its_own(recorded: Dataset) -> None:
@@ -355,16 +356,8 @@ def test_hostile_folders_are_paths(
         return
     shutil.copytree(recorded.folder, Path(text))
     lacking = replace(conv_tasks()[0], share=0.123)
-    collect(connect(serial, SOC), Dataset(Path("out")), [lacking, conv_tasks()[0]])
+    Collection(connect(serial, SOC), Dataset(Path("out")), [lacking, conv_tasks()[0]]).run()
     assert [row.status for row in Dataset(Path("out")).ops(GEMM).read()] == ["failed", "ok"]
-
-
-def test_a_replay_is_collected_from_alone(recorded: Dataset, tmp_path: Path) -> None:
-    targets = [DeviceDouble("a", soc=LocalSoc.of(SOC, Placement("icd", (0,)))), replayed(recorded)]
-    for order in (targets, targets[::-1]):
-        with pytest.raises(MismatchError, match="alone"):
-            collect(order, Dataset.of("mixed", tmp_path), conv_tasks()[:2])
-    assert not (tmp_path / "mixed").exists()
 
 
 # The command line.
@@ -436,11 +429,9 @@ def test_kernels_are_taken_to_be_tuned_as_in_the_recording(place: Path) -> None:
         ["tune", "--soc", SOC.name],
         ["doctor"],
         ["devices"],
-        ["soc", "power", SOC.name],
         ["soc", "detect", "--name", "copy"],
         ["agent", "install"],
         ["collect-original", "--soc", SOC.name],
-        ["collect", "--soc", SOC.name, "--governor", "performance", *OTHER, "--ops", "ops.csv"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -459,5 +450,5 @@ def test_an_imported_soc_is_replayed_too(recorded: Dataset, tmp_path: Path) -> N
     dataset.write_manifest({"source": "replayed", "soc": REPLAYED.to_dict(), "runs": {}})
     target = ReplayTarget(f"replay:{dataset.folder}", REPLAYED)
     task = SharingTask("to_gpu", shape_of("1x8x8x8"))
-    done = collect(target, Dataset(tmp_path / "out"), [task])
+    done = Collection(target, Dataset(tmp_path / "out"), [task]).run()
     assert (done.rows, done.failed) == (1, 0)

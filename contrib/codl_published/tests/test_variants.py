@@ -11,11 +11,11 @@ from support.simulated import REPLAYED, SOC
 
 from codl.errors import UnsupportedError
 from codl.ir import OP_TYPES, parse
+from codl.ir.records.soc import Soc
 from codl.kernels import registry
-from codl.measure.collector import collect
+from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.predict import features
-from codl.records.soc import Soc
 from codl.targets.local import LocalTarget
 from codl_published import variants
 from codl_published.variants import replayed_variants
@@ -70,7 +70,7 @@ def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'phone': its file says source: replayed"):
         LocalTarget(REPLAYED).open()
     with pytest.raises(UnsupportedError, match="somebody else's"):
-        collect(LocalTarget(REPLAYED), Dataset(tmp_path / "phone"), [])
+        Collection(LocalTarget(REPLAYED), Dataset(tmp_path / "phone"), []).run()
     assert not list(tmp_path.iterdir())
     variant = registry.find(CONV, "cpu_replayed_threads2")
     with pytest.raises(UnsupportedError, match="conv2d_cpu_replayed_threads2 cannot run"):

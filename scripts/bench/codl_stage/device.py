@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from codl.machine.placement import LocalSoc
 from codl.runtime.drivers import cl_module
 from codl.runtime.launch import BoundKernel
+from codl.runtime.loaded import Offer
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.program_cache import Offer
 
 from .companion import Companion
 from .kept import Kept
@@ -69,11 +69,6 @@ class StageDevice(OpenClDevice):
             event.wait()
         else:
             self._queue.finish()
-
-    def wait_for_start(self, event: cl.Event) -> None:
-        """Nothing tells of it beside the companion; a kernel starts a few microseconds after it is
-        enqueued.
-        """
 
     def pause(self) -> None:
         """Let the GPU go until something is enqueued."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
+from codl.machine.placement import LocalSoc
 from codl.measure.tasks import Task
-from codl.records.soc import Soc
+from codl.runtime.loaded import Offer
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import LocalSoc
-from codl.runtime.program_cache import Offer
 from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.connect import Transport, register
 from codl.targets.local import LocalTarget

@@ -1,7 +1,7 @@
-"""A stand-in for msgspec in pure Python, with what codl uses of it, for agents without msgspec.
+"""A stand-in for msgspec in pure Python with the parts that codl uses, for agents without it.
 
-Structs are dataclasses. Values were written by this codl on the other side, so a value is only
-converted to its type: bounds and unknown fields are not checked. It is tens of times slower.
+Structs are dataclasses. The sender is the same codl, so values are converted to their types without
+checks of bounds and unknown fields. It is tens of times slower.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import copy
 import json as _json
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from inspect import get_annotations
 from types import SimpleNamespace, UnionType, new_class
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as _hints
-
-from .structs import replace as replace
 
 #: Converts a value to a type that is not known here: gets the type and the value.
 Hook = Callable[[Any, Any], Any]
@@ -54,7 +52,7 @@ class Raw(bytes):
 
 
 class Struct:
-    """A record: a dataclass of its annotations, with a tag where it has one."""
+    """A record: a dataclass of its annotations, with an optional tag."""
 
     _frozen: ClassVar[bool] = False
     _tag: ClassVar[Any] = None
@@ -79,7 +77,7 @@ def tag_of(cls: Any) -> Any:
 
 
 def defstruct(name: str, members: Sequence[tuple[Any, ...]], **settings: Any) -> Any:
-    """A struct by the names and types of its fields, and any defaults."""
+    """A struct class from field names, types, and any defaults."""
     namespace = {member[0]: member[2] for member in members if len(member) > 2}
     hints = {member[0]: member[1] for member in members}
     namespace |= {"__module__": __name__, "__annotations__": hints}
@@ -119,7 +117,7 @@ def to_builtins(value: Any, hook: Callable[[Any], Any] | None = None) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have."""
+    """The value with null for numbers outside JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -175,12 +173,13 @@ class Decoder:
         self.decode = partial(decode, type=type, dec_hook=dec_hook)
 
 
+structs = SimpleNamespace(replace=replace)
 json = SimpleNamespace(encode=encode, decode=decode, Encoder=Encoder, Decoder=Decoder)
 
 
 @cache
 def reader_of(hint: Any) -> Reader:
-    """The reader of values of a type."""
+    """The function that reads values of a type."""
     hint = _bare(hint)
     kind = get_origin(hint) or hint
     if kind in (Any, object, Literal, *SCALARS) or isinstance(hint, TypeVar):
@@ -230,7 +229,7 @@ def _union(hint: Any) -> Reader:
 
 
 def _takes(part: Any, value: Any) -> bool:
-    """Whether a value may be of a type; any may be one of those that a hook makes."""
+    """Whether a value may be of a type; any value may be one made by a hook."""
     kind = get_origin(part) or part
     if kind is Literal:
         return value in get_args(part)
@@ -246,7 +245,7 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 def _mapping(key_hint: Any, item_hint: Any) -> Reader:
-    """Keys of JSON are texts, whatever they are to become."""
+    """Reads a mapping, whose keys in JSON are texts."""
     key_kind, read_key, read_item = _bare(key_hint), reader_of(key_hint), reader_of(item_hint)
 
     def read(value: Any, hook: Hook | None) -> Any:
@@ -277,7 +276,7 @@ def _named_tuple(kind: Any) -> Reader:
 
 
 def _record(kind: Any) -> Reader:
-    """The reader of a struct or a dataclass; those of its fields are made when it is first used."""
+    """The reader of a struct or a dataclass; its fields' readers are made on first use."""
     readers: dict[str, Reader] = {}
 
     def read(value: Any, hook: Hook | None) -> Any:

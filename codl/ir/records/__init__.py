@@ -1,0 +1,1 @@
+"""Typed records of result files, SoC files and limits."""

@@ -1,1 +1,0 @@
-"""Records: what files of results, SoCs and limits hold, as typed data."""

@@ -1,3 +1,0 @@
-"""Copies of structs."""
-
-from dataclasses import replace as replace

@@ -1,0 +1,39 @@
+"""Limits of a GPU: which can be, and what kernels take under them."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from codl.errors import CodlError
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
+
+
+@pytest.mark.parametrize("longest_ms", [0.0, -1.0, nan, inf])
+def test_a_kernel_must_be_allowed_some_time(longest_ms: float) -> None:
+    with pytest.raises(CodlError, match=f"max-kernel-ms must be .* above 0, .* got {longest_ms:g}"):
+        GpuLimits(max_kernel_ms=longest_ms)
+
+
+@pytest.mark.parametrize("duty", [0.0, -0.1, 1.01, nan])
+def test_a_duty_is_a_share(duty: float) -> None:
+    with pytest.raises(CodlError, match=f"gpu-duty must be at least 0.01 .* got {duty:g}"):
+        GpuLimits(gpu_duty=duty)
+
+
+def test_what_is_limited() -> None:
+    assert not UNLIMITED
+    assert not GpuLimits(gpu_duty=1.0)
+    assert GpuLimits(max_kernel_ms=5.0)
+    assert GpuLimits(gpu_duty=0.5)
+
+
+def test_split_kernels_cost_launches_and_everything_the_rest() -> None:
+    taken_ms = np.array([0.0, 0.5, 1.0, 3.5])
+    limits = GpuLimits(max_kernel_ms=1.0, gpu_duty=0.5)
+    assert limits.launches(taken_ms).tolist() == [1, 1, 1, 4]
+    assert limits.kept_ms(taken_ms, 0.1).tolist() == pytest.approx([0.0, 1.0, 2.0, 7.6])
+    assert limits.rest == 1.0
+    assert UNLIMITED.kept_ms(taken_ms, 0.1).tolist() == taken_ms.tolist()

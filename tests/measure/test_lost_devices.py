@@ -1,0 +1,217 @@
+"""A device that is lost or that crashes in a collection loses and doubles no row."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.device_doubles import (
+    DeviceDouble,
+    SteppingClock,
+    keys,
+    measured,
+    wanted,
+)
+from support.simulated import conv_tasks
+
+import codl
+from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.ir.environment import Environment
+from codl.kernels.tuning import Tuning
+from codl.measure.collector import PATIENCE_S, Collected, Collection
+from codl.measure.dataset import Dataset, dataset_digest
+from codl.measure.tasks import NEVER_AGAIN, BatchResult, MeasureBatch
+from codl.measure.timing import Rounds
+
+TASKS = conv_tasks()[:40]
+QUICK = Rounds(span_s=1.0)
+LOST = BatchResult((), (), lost="The agent of 'b' ended with code 255: cut off")
+#: What may look at a clock that people set: when something was, and how old a file is.
+MAY_LOOK = {"files.py", "cache.py"}
+WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|from time import .*\btime\b|datetime\.(utc)?now\b")
+
+
+def collected(
+    device: DeviceDouble, dataset: Dataset, clock: SteppingClock, budget_s: float | None = None
+) -> Collected:
+    return Collection(
+        device,
+        dataset,
+        TASKS,
+        rounds=QUICK,
+        budget_s=budget_s,
+        cooling=clock.cooling(device.conditions),
+    ).run()
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset.of("board", tmp_path)
+
+
+def test_a_device_that_comes_back_goes_on(dataset: Dataset) -> None:
+    """It is lost in its second batch, not there twice, and then works again."""
+
+    def door(number: int) -> None:
+        if number in (2, 3):
+            raise DeviceError("Connection refused.")
+
+    device = DeviceDouble("b", before=lambda n: LOST if n == 2 else None, at_door=door)
+    clock = SteppingClock()
+    with pytest.warns(CodlWarning, match=r"cut off\. 'b' is tried again\."):
+        done = collected(device, dataset, clock)
+    assert (done.left, done.failed, done.lost) == (0, 0, 1)
+    assert (clock.waits, device.reached) == ([1, 2, 4], 4)
+    assert keys(dataset) == wanted(TASKS)
+    assert len(dataset.manifest()["runs"]) == 1  # it goes on with the run that it had
+
+
+def test_pauses_grow_until_patience_ends(dataset: Dataset) -> None:
+    """A device that went away for good ends the collection; another run goes on with it."""
+
+    def gone(number: int) -> None:
+        if number > 1:
+            raise DeviceError("Connection refused.")
+
+    lost = DeviceDouble("b", before=lambda n: LOST if n > 1 else None, at_door=gone)
+    clock = SteppingClock()
+    with (
+        pytest.warns(CodlWarning, match="'b' is tried again"),
+        pytest.raises(DeviceError, match=r"No device has answered for 3\d\d s: Connection refused"),
+    ):
+        collected(lost, dataset, clock)
+    assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert sum(clock.waits) >= PATIENCE_S
+    assert len(keys(dataset)) == len(wanted(lost.batches[0][:3]))
+    rest = DeviceDouble("a")
+    done = Collection(rest, dataset, TASKS, rounds=QUICK, resume=True).run()
+    assert (done.skipped, done.left) == (3, 0)
+    assert keys(dataset) == wanted(TASKS)
+
+
+@pytest.mark.filterwarnings("ignore:.* is tried again")
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_can_be_opened_but_measures_nothing_is_no_loop(dataset: Dataset, first: int) -> None:
+    device = DeviceDouble("b", before=lambda n: LOST if n >= first else None)
+    with pytest.raises(DeviceError, match="cut off"):
+        collected(device, dataset, SteppingClock())
+
+
+def test_the_budget_ends_while_a_device_is_away(dataset: Dataset) -> None:
+    def door(number: int) -> None:
+        if number > 1:
+            raise DeviceError("Connection refused.")
+
+    device = DeviceDouble("b", before=lambda n: LOST if n > 1 else None, at_door=door)
+    clock = SteppingClock()
+    with pytest.warns(CodlWarning, match="is tried again"):
+        done = collected(device, dataset, clock, budget_s=10.0)
+    assert (done.stopped, clock.waits) == ("budget", [1, 2, 4, 3])
+
+
+@pytest.mark.parametrize(("hung", "tries"), [(False, 2), (True, 1)])
+def test_what_takes_an_agent_down_twice_is_one_failed_row(
+    dataset: Dataset, hung: bool, tries: int
+) -> None:
+    """Once may have been a cable; what hangs is not tried again."""
+    deadly, deaths = TASKS[4], []
+
+    class Deadly(DeviceDouble):
+        def measure(self, batch: MeasureBatch) -> BatchResult:
+            some = replace(batch, tasks=batch.tasks[: self.each])
+            if deadly not in some.tasks:
+                return super().measure(batch)
+            deaths.append(deadly)
+            before = replace(some, tasks=some.tasks[: some.tasks.index(deadly)])
+            result = measured(before, self.latency_ms, self.each)
+            return replace(result, anchors=(), lost="crashed", suspects=(deadly,), has_hung=hung)
+
+    done = Collection(Deadly("a"), dataset, TASKS, rounds=QUICK).run()
+    assert (done.left, done.failed, len(deaths)) == (0, 1, tries)
+    assert keys(dataset) == wanted(TASKS)
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    assert {row.reason for row in rows if row.status == "failed"} == {f"crashed. {NEVER_AGAIN}"}
+
+
+def test_rows_that_had_arrived_are_kept_when_a_device_goes_away(dataset: Dataset) -> None:
+    class Cut(DeviceDouble):
+        def measure(self, batch: MeasureBatch) -> BatchResult:
+            result = super().measure(batch)
+            if len(self.batches) != 2:
+                return result
+            first = result.measurements[:1]
+            return BatchResult(first, (), lost="cut off", suspects=tuple(batch.tasks[1:3]))
+
+    device = Cut("a")
+    done = Collection(device, dataset, TASKS, rounds=QUICK).run()
+    assert (done.left, done.failed) == (0, 0)
+    assert keys(dataset) == wanted(TASKS)
+    arrived = device.batches[1][0]
+    assert not any(arrived in batch for batch in device.batches[2:])
+
+
+def test_intervals_are_measured_by_clocks_that_nobody_sets() -> None:
+    folder = Path(codl.__file__).parent
+    found = {path.name for path in folder.rglob("*.py") if WALL_CLOCK.search(path.read_text())}
+    assert found <= MAY_LOOK
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, ""),
+        ({"clocks": {"gpu": "powersave"}, "cpu_cores": (3,)}, ""),  # anchors tell how fast it was
+        ({"driver": "2"}, "driver: 1 and 2"),
+        ({"libraries": {"ncnn": "2"}}, "libraries ncnn: none and 2"),
+    ],
+)
+def test_rows_of_another_driver_are_not_mixed(
+    dataset: Dataset, changed: dict[str, Any], message: str
+) -> None:
+    first = Environment(machine="board", system="Linux", device="Mali", driver="1")
+    device = DeviceDouble("a")
+    Collection(device, dataset, TASKS, rounds=QUICK, samples=20, environment=first).run()
+    (run,) = dataset.manifest()["runs"].values()
+    assert run["environment"]["driver"] == "1"
+    assert run["environment"]["protocol"]["statistic"]
+    before = dataset_digest(dataset)
+
+    def go_on() -> int:
+        second = replace(first, **changed)
+        again = Collection(device, dataset, TASKS, rounds=QUICK, resume=True, environment=second)
+        return again.run().left
+
+    if not message:
+        assert go_on() == 0
+        assert dataset_digest(dataset) != before
+        return
+    with pytest.raises(MismatchError, match=message):
+        go_on()
+    assert dataset_digest(dataset) == before
+
+
+def test_no_dataset_has_no_digest(tmp_path: Path) -> None:
+    assert dataset_digest(Dataset.of("board", tmp_path)) == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CodlError, ValueError])
+def test_rows_that_wait_to_be_measured_again_are_kept_whatever_ends_a_collection(
+    error: type[BaseException], dataset: Dataset
+) -> None:
+    def before(number: int) -> BatchResult | None:
+        if number > 1:
+            raise error
+        batch = device.batches[-1]
+        result = measured(MeasureBatch(tuple(batch), "run1", QUICK, Tuning(), 1.0, {}, {}), 1.0, 3)
+        disturbed = tuple(replace(one, is_disturbed=True) for one in result.measurements)
+        return replace(result, measurements=disturbed)
+
+    device = DeviceDouble("a", before=before)
+    with pytest.raises(error):
+        Collection(device, dataset, TASKS, rounds=QUICK).run()
+    assert len(keys(dataset)) == 3
+    (run,) = dataset.manifest()["runs"].values()
+    assert "ended" in run
