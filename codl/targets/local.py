@@ -270,10 +270,14 @@ class LocalTarget(Target):
     def _open(self, offer: Offer | None = None) -> OpenClDevice:
         with self._opening:
             if self._device is None:
-                self._device = OpenClDevice(self.soc, offer)
+                self._device = self._make_device(offer)
             elif offer is not None:
                 self._device.programs.offer(offer)
             return self._device
+
+    def _make_device(self, offer: Offer | None) -> OpenClDevice:
+        """Open the device; plugins override this to open a subclass of `OpenClDevice`."""
+        return OpenClDevice(self.soc, offer)
 
     @cached_property
     def _ui_probe(self) -> UiProbe:

@@ -83,7 +83,8 @@ def _run(options: argparse.Namespace) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(options.folder)
     _prepare()
-    within_s, budget_s = read_seconds(options.within), read_seconds(options.budget)
+    within_s = read_seconds(options.within) if options.within else None
+    budget_s = read_seconds(options.budget)
     stages = _stages(options)
     for stage in stages:
         spent_s = perf_counter() - begin

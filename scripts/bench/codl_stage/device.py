@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,16 @@ class StageDevice(OpenClDevice):
                 yield
             finally:
                 self._loads -= 1
+
+    def submission(self, kernels: Sequence[BoundKernel]) -> Callable[[], None]:
+        """The companion may have stopped since the kernels were bound to the queue."""
+        submit = super().submission(kernels)
+
+        def start_and_submit() -> None:
+            self._start()
+            submit()
+
+        return start_and_submit
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         self.submit(kernels)
