@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import Case, cut, enough, run_copy, variants_for_gpus
-from support.op_examples import EVERY_KIND
 from support.random_ops import batched, ops
 from support.some import some
 
@@ -17,7 +16,6 @@ from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
-from codl.kernels.base import work
 from codl.runtime.opencl import OpenClDevice
 
 FEW = settings(max_examples=24, derandomize=True)
@@ -236,16 +234,6 @@ def spans(size: int) -> st.SearchStrategy[Span]:
     return pairs.map(lambda p: Span(min(p[0], p[1] - 1), max(p[0] + 1, p[1])))
 
 
-@given(op=ops())
-@settings(max_examples=200)
-def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
-    for processor in ("cpu", "gpu"):
-        for variant in some(registry.variants(op, processor, first_soc)):  # type: ignore[arg-type]
-            values = variant.features(op, first_soc)
-            assert values, f"{variant.name} has no features"
-            assert all(np.isfinite(v) and v >= 0 for v in values.values())
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -272,8 +260,3 @@ def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:
     op = parse("conv2d in=1x8x8x8 oc=32 kernel=3 stride=2 pad=1")
     winograd = registry.find(op, "cpu_winograd")
     assert "stride=2x2" in (winograd.refusal(op, first_soc) or "")
-
-
-@pytest.mark.parametrize("text", EVERY_KIND)
-def test_no_op_reads_or_writes_less_than_nothing(text: str) -> None:
-    assert min(work(parse(text)).values()) >= 0

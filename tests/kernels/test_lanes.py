@@ -86,41 +86,6 @@ def test_most_lanes_of_convolutions_have_work(gpu: GpuSide) -> None:
 
 
 @pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
-def test_waves_are_of_the_groups_that_are_launched(gpu: GpuSide) -> None:
-    soc = Soc("phone", "", CPU, gpu)
-    for op in some(convolutions()):
-        variants: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
-        for variant in some(v for v in variants if isinstance(v, GpuConv)):
-            for choice in some(variant.choices(op, soc)[::3]):
-                launches = variant.plan(op, soc, choice).launches
-                multiplying = launches[len(launches) // 2]
-                waves = -(-groups_of(multiplying) // gpu.compute_units)
-                assert variant.features(op, soc, choice)["waves"] == waves, variant.name
-
-
-def test_only_a_gpu_with_local_memory_of_its_own_begins_with_products_out_of_it() -> None:
-    op = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
-    for gpu, begins in ((ADRENO, True), (MALI, False)):
-        variants: list[Any] = registry.variants(op, "gpu", Soc("phone", "", CPU, gpu))
-        order = [variant.through_local for variant in variants]
-        assert order[0] == begins
-        assert any(order), "it has them all the same"
-
-
-@pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
-def test_tiles_of_products_fit_in_registers_and_local_memory(gpu: GpuSide) -> None:
-    """Sums in half of the registers, and two steps of both factors in local memory."""
-    registers = {"Adreno 640": 128, "Mali-G76": 64}[gpu.name]
-    for op in some(op for op in convolutions() if op.groups == 1):  # type: ignore[attr-defined]
-        variant: Any = registry.find(op, "gpu_gemm")
-        for c in some(variant.choices(op, Soc("phone", "", CPU, gpu))):
-            assert c["tm"] * c["tn"] <= registers // 2
-            step = c["tm"] * c["items_m"] + c["tn"] * c["items_n"]
-            assert 2 * 16 * c["teams"] * c["depth"] * step <= gpu.local_mem_bytes
-            assert c["items_m"] * c["items_n"] * c["teams"] <= gpu.max_work_group_size // 2
-
-
-@pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,13 +14,11 @@ from support.simulated import SOC
 
 from codl.ir import Op, parse
 from codl.ir.records.soc import Soc
-from codl.kernels import registry, tiling
+from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
 
 #: Vectors of so many floats in so many registers: AVX2, AVX-512, NEON, SSE.
 KINDS = ((8, 16), (16, 32), (4, 32), (4, 16))
-POINTWISE = parse("conv2d in=1x128x52x52 oc=128 kernel=1x1")
-WINDOW = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
 
 
 def cpu(width: int, known: int | None) -> Soc:
@@ -34,16 +32,6 @@ def held(plan: Any) -> int:
     return int(defined.get("PIXELS", defined.get("TOGETHER")) + 1) * int(defined["OUTS"]) + 1
 
 
-@pytest.mark.parametrize(("width", "known"), KINDS)
-def test_tiles_fit_and_keep_the_core_busy(width: int, known: int) -> None:
-    gpu = cpu(width, known).gpu
-    found = tiling.register_tiles(gpu)
-    assert {blocks for _, blocks in found} == {*range(1, tiling.MOST_BLOCKS + 1)}
-    for pixels, blocks in found:
-        assert pixels * blocks + blocks + tiling.UNDER_WAY <= known
-        assert pixels * blocks >= tiling.FEWEST_SUMS
-
-
 @given(op=convolutions())
 @settings(max_examples=200)
 def test_the_default_tile_of_any_convolution_fits_its_registers(op: Op) -> None:
@@ -53,28 +41,6 @@ def test_the_default_tile_of_any_convolution_fits_its_registers(op: Op) -> None:
             variant: Any = registry.find(op, name)
             if variant.refusal(op, soc) is None:
                 assert held(variant.plan(op, soc)) <= known
-
-
-def test_what_a_multiply_add_reads_decides_the_blocks() -> None:
-    """AVX2 spreads a pixel by an instruction of its own, which several blocks should share."""
-    asked = {(w, r): tiling.usual_blocks(cpu(w, r).gpu) for w, r in (*KINDS, (8, 32))}
-    assert asked == {(8, 16): 2, (16, 32): 1, (4, 32): 1, (4, 16): 1, (8, 32): 3}
-    variant: Any = registry.find(POINTWISE, "gpu_direct")
-    assert variant.choices(POINTWISE, cpu(8, 16))[0] == {"pixels": 6, "outs": 2}
-    winograd: Any = registry.find(WINDOW, "gpu_winograd")
-    assert winograd.choices(WINDOW, cpu(8, 16))[0]["outs"] == 2
-
-
-@pytest.mark.parametrize("width", [4, 8, 16])
-def test_where_no_registers_are_known_a_tile_has_one_block(width: int) -> None:
-    soc = cpu(width, None)
-    for op, name in ((POINTWISE, "gpu_direct"), (WINDOW, "gpu_winograd")):
-        variant: Any = registry.find(op, name)
-        assert variant.choices(op, soc)[0]["outs"] == 1
-    assert registry.find(POINTWISE, "gpu_direct").choices(POINTWISE, soc)[0] == {  # type: ignore[attr-defined]
-        "pixels": 8,
-        "outs": 1,
-    }
 
 
 @pytest.mark.parametrize(("width", "known"), [(8, 16), (16, 32)])

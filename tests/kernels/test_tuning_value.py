@@ -41,14 +41,6 @@ def result(variant: Any, op: Op, choice: Choice, **changes: Any) -> Tuned:
     return replace(tuned, **changes)
 
 
-def test_nothing_is_tuned_by_default(variant: Any) -> None:
-    tuning = Tuning()
-    assert tuning.choice(variant, OP, SOC) is None
-    assert tuning.plan(variant, OP, SOC).defines == variant.plan(OP, SOC).defines
-    assert tuning.features(variant, OP, SOC) == variant.features(OP, SOC)
-    assert tuning.fingerprint == ""
-
-
 def test_a_result_holds_for_its_op_and_variant_alone(variant: Any) -> None:
     other = variant.choices(OP, SOC)[1]
     tuning = Tuning.of([result(variant, OP, other)])
@@ -75,22 +67,6 @@ def test_a_batch_takes_the_choice_of_one_image_where_images_are_computed_one_by_
         other = variant.choices(OP, SOC)[-1]
         of_one = Tuning.of([result(variant, OP, other)]).choice(variant, batch, SOC)
         assert of_one == (None if variant.plan(batch, SOC).whole_batch else other)
-
-
-def test_features_of_many_ops_are_those_of_each(variant: Any) -> None:
-    other = variant.choices(OP, SOC)[1]
-    tuning, ops = Tuning.of([result(variant, OP, other)]), [OTHER, OP, OTHER]
-    rows = [tuning.features(variant, op, SOC) for op in ops]
-    assert [tuning.features(variant, op, SOC) for op in ops] == rows
-    columns = tuning.feature_columns(variant, ops, SOC)
-    assert [{name: own[at] for name, own in columns.items()} for at in range(3)] == rows
-
-
-def test_later_results_take_the_place_of_earlier_ones(variant: Any) -> None:
-    first, second = (result(variant, OP, choice) for choice in variant.choices(OP, SOC)[1:3])
-    tuning = Tuning.of([first]).with_results([second])
-    assert tuning == Tuning.of([second])
-    assert tuning.choice(variant, OP, SOC) == second.choice
 
 
 def test_the_fingerprint_tells_choices_apart_and_nothing_else(variant: Any) -> None:

@@ -205,20 +205,6 @@ def test_an_installed_agent_answers_as_this_machine(tmp_path: Path) -> None:
     assert (tmp_path / f"codl-{build()}" / "codl" / "targets" / "agent.py").is_file()
 
 
-def test_a_device_without_an_agent_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = tmp_path / "client"
-    client.write_text('#!/bin/sh\nfor last; do :; done\ncd /\nexec sh -c "$last"\n')
-    client.chmod(0o755)
-    monkeypatch.setenv(ssh.VARIABLE, str(client))
-    with (
-        closing(connect("ssh://nobody@board")) as target,
-        pytest.raises(AgentLostError, match="`codl agent install --serial ssh://nobody@board`"),
-    ):
-        target.describe()
-
-
 def test_an_agent_unpacks_where_it_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
