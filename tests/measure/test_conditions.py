@@ -10,11 +10,10 @@ from support.whole_way import EACH
 
 from codl.ir import parse
 from codl.ir.records.results import Conditions
-from codl.kernels.tuning import Tuning
 from codl.machine.placement import LocalSoc
 from codl.measure.collector import Collection
 from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
-from codl.measure.tasks import MeasureBatch, make_tasks
+from codl.measure.tasks import make_tasks
 from codl.measure.timing import Effort, time_together
 from codl.targets.local import LocalTarget
 
@@ -27,15 +26,6 @@ OLD_SHARING = (
     "direction,shape,transform_ms,map_ms,sync_ms,unmap_ms,copy_ms,"
     "latency_ms,p20_ms,p80_ms,runs,status,reason,source,run\n"
 )
-
-
-def test_rows_keep_their_conditions(tmp_path: Path) -> None:
-    table = CsvTable(tmp_path / "t_x.csv", OpRow)
-    table.append(ROW.under(HOT), ROW.under(Conditions()))
-    hot, silent = table.read()
-    assert (hot.temperature_c, hot.cpu_mhz, hot.gpu_mhz) == (81.5, 2419.2, 587.0)
-    assert (hot.battery_percent, hot.throttled) == (83.0, "cpu")
-    assert silent == ROW
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -75,13 +65,6 @@ def test_a_collection_reads_conditions_with_every_batch(
     for row in (*rows, *anchors):
         assert row.temperature_c == pytest.approx(43.6)
         assert (row.battery_percent, row.throttled) == (83, "")
-
-
-def test_a_targets_answer_has_them_too(first_soc: LocalSoc, tmp_path: Path) -> None:
-    target = LocalTarget(first_soc, files=make_phone(tmp_path))
-    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
-    batch = MeasureBatch(tuple(tasks[:1]), "run1", EACH, Tuning(), 1.0, {}, {})
-    assert target.measure(batch).conditions == target.conditions()
 
 
 def test_an_evaluation_reads_them_before_and_in_every_round() -> None:
