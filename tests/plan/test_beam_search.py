@@ -16,7 +16,6 @@ from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.plan import chain_costs
 from codl.plan.beam_search import fastest
 from codl.plan.cost_model import CostModel
 from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
@@ -87,22 +86,3 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
     for chains in (single_ops(alone), greedy_chains(alone)):
         other = alone.plan("test", chains)
         assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
-
-
-@pytest.mark.parametrize("most", [1, 7])
-def test_walks_that_are_evaluated_in_batches_cost_the_same(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cost = CostModel(SOC, SyntheticPredictors.with_all_terms())
-    plans = [search(net, cost, "test") for net in NETWORKS.values()]
-    monkeypatch.setattr(chain_costs, "MOST_WALKS", most)
-    for net, plan in zip(NETWORKS.values(), plans, strict=True):
-        found = search(net, cost, "test")
-        assert found.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-12)
-
-
-def test_dear_sharing_leaves_everything_on_one_processor() -> None:
-    predictors = SyntheticPredictors(gpu=0.5, exchange=Line(100.0))
-    plan = search(NETWORKS["residual"], CostModel(SOC, predictors), "test")
-    assert {chain.gpu_ratio for chain in plan.chains} == {0.0}
-    assert plan.method == "dp, exact"

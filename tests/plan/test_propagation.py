@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_networks import random_networks
@@ -88,17 +87,3 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
                     for n, r in regions_of.items()
                     if not r.is_empty and n not in costs.private_tensors
                 }
-
-
-def test_a_region_has_one_number_by_its_note() -> None:
-    table = boxes.RegionTable([SHAPE])
-    box = boxes.box(Region.whole(SHAPE))
-    first = table.one(SHAPE, box)
-    assert table.one(SHAPE, box) == first
-    assert table.noted(first, 3) != first
-    numbers = table.of(np.array([0]), np.array([box]), np.array([3]))
-    assert numbers.tolist() == [table.noted(first, 3)]
-    assert table.region(first) == Region.whole(SHAPE)
-    assert table.one(SHAPE, boxes.box(None)) == boxes.NONE
-    with pytest.raises(KeyError):
-        table.one(SHAPE._replace(w=7), box)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
@@ -17,10 +16,9 @@ from codl.predict import ESTIMATORS
 from codl.predict import estimators as runs
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
-from codl.predict.estimators.gp_fitting import MaternKernel, Projection, spread_points
-from codl.predict.estimators.numerics import costs, to_json
+from codl.predict.estimators.gp_fitting import MaternKernel, Projection
+from codl.predict.estimators.numerics import costs
 from codl.predict.estimators.trees import Trees
-from codl.predict.training_set import inner_folds
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 
@@ -69,21 +67,6 @@ def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> 
     np.testing.assert_array_equal(again.predict(X[~train], runs=["unknown"] * 60), typical)
 
 
-def test_columns_of_runs_say_more_than_a_factor() -> None:
-    """One run takes up to half as much again, the more the larger an op is."""
-    X, y, shapes = law(120, 2)
-    labels = np.array(["a", "b"] * 120)
-    more = 0.25 * (1 + np.tanh(np.log(X[:, 0]) - 7))
-    y = y * np.where(labels == "b", 1 + more, 1.0)
-    train = shapes < 90
-    fitted = Codl.fit(X[train], y[train], runs=labels[train], groups=shapes[train])
-    again = read_back(fitted)
-    predicted = again.predict(X[~train], runs=labels[~train])
-    np.testing.assert_array_equal(predicted, fitted.predict(X[~train], runs=labels[~train]))
-    assert within(predicted, y[~train]) > 0.9
-    assert within(again.predict(X[~train]), y[~train]) < 0.7
-
-
 def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
     """The typical run is each by its share of rows, not one of two alike."""
     X, y, shapes = law(200, 2)
@@ -95,17 +78,6 @@ def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
     assert np.median(fitted.predict(X[~train]) / y[~train]) == pytest.approx(1, abs=0.04)
     short = fitted.predict(X[~train], runs=["short"] * 100)
     assert np.median(short / y[~train]) > 1.3
-
-
-def test_very_many_runs_have_terms() -> None:
-    X, y, shapes = law(60, 2)
-    number = np.arange(120) % (runs.MOST_COLUMNS + 1)
-    labels = [f"run{at}" for at in number]
-    fitted = Codl.fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
-    assert not fitted.run_columns.shares
-    assert set(fitted.runs) == set(labels)
-    assert fitted.runs["run1"].factor > 1.2 * fitted.runs["run2"].factor
-    assert not Codl.fit(X, y, runs=labels, groups=shapes).runs
 
 
 # Trees
@@ -177,30 +149,6 @@ def test_a_process_with_all_points_is_the_exact_one() -> None:
     np.testing.assert_allclose(kernel(other, X) @ mine.weights, exact.predict(other), atol=2e-4)
 
 
-def test_rows_left_out_are_as_if_never_seen() -> None:
-    rng = np.random.default_rng(1)
-    X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
-    kernel, points = MaternKernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
-    mine, fold = Projection(kernel, points, X, t), np.arange(20, 40)
-    changed = t.copy()
-    changed[fold] = 99.0
-    np.testing.assert_allclose(mine.without(fold, t), mine.without(fold, changed), atol=1e-7)
-
-
-def test_the_search_finds_what_matters() -> None:
-    rng = np.random.default_rng(2)
-    X = rng.standard_normal((120, 3))
-    kernel = MaternKernel.search(X, 0.3 * np.sin(2 * X[:, 1]), np.ones(120))
-    assert kernel.lengths[1] < 0.5 * kernel.lengths[[0, 2]].min()
-
-
-def test_points_are_spread_and_differ() -> None:
-    X = np.repeat(np.random.default_rng(0).standard_normal((30, 3)), 5, axis=0)
-    chosen = spread_points(X, 50)
-    assert len(chosen) == len(np.unique(X[chosen], axis=0)) == 30
-    assert len(spread_points(X, 7)) == 7
-
-
 # codl
 
 
@@ -231,21 +179,6 @@ def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(read.predict(X), fitted.predict(X), rtol=1e-12)
 
 
-def test_repetitions_do_not_outvote_other_items() -> None:
-    """One item measured 200 times, a tenth off the law that 60 others follow."""
-    X, y, _ = law(60)
-    odd = np.array([False] * 60 + [True] * 200)
-    X, y = np.vstack([X, np.repeat(X[:1] * 1.01, 200, axis=0)]), np.append(y, np.full(200, y[0]))
-    y[odd] *= 1.1
-    fitted = Codl.fit(X, y)
-    assert np.median(np.abs(fitted.predict(X[~odd][1:]) / y[~odd][1:] - 1)) < 0.02
-
-
-def test_codl_is_small() -> None:
-    X, y, _ = law(1000, noise=0.02)
-    assert len(msgspec.json.encode(Codl.fit(X, y), enc_hook=to_json)) < 24 * 1024
-
-
 # Runs
 
 
@@ -271,16 +204,6 @@ def test_terms_of_runs_are_found() -> None:
 # Pieces
 
 
-def test_inner_folds_hold_every_row_out_once() -> None:
-    groups = np.random.default_rng(0).integers(0, 23, 100)
-    folds = inner_folds(groups)
-    assert sorted(np.concatenate(folds).tolist()) == list(range(100))
-    assert not any(set(groups[a]) & set(groups[b]) for a in folds for b in folds if a is not b)
-    assert len(inner_folds(np.zeros(7, int))) == 5
-    sizes = [len(fold) for fold in folds]
-    assert max(sizes) - min(sizes) <= np.bincount(groups).max()
-
-
 def test_costs_are_the_best_that_are_not_negative() -> None:
     """Against a bounded solver, of latencies that fall with one feature."""
     rng = np.random.default_rng(6)
@@ -290,3 +213,13 @@ def test_costs_are_the_best_that_are_not_negative() -> None:
     rows = np.column_stack([X, np.ones(60)]) / y[:, None]
     wanted = lsq_linear(rows, np.ones(60), bounds=(0, np.inf), tol=1e-14).x
     np.testing.assert_allclose([*slopes, overhead], wanted, rtol=2e-4, atol=1e-6)
+
+
+def test_rows_left_out_are_as_if_never_seen() -> None:
+    rng = np.random.default_rng(1)
+    X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
+    kernel, points = MaternKernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
+    mine, fold = Projection(kernel, points, X, t), np.arange(20, 40)
+    changed = t.copy()
+    changed[fold] = 99.0
+    np.testing.assert_allclose(mine.without(fold, t), mine.without(fold, changed), atol=1e-7)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import pytest
 from support.common_checks import read_back
-from support.op_examples import EVERY_KIND
 from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
-from codl.kernels import registry
 from codl.predict import ESTIMATORS, features
 from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
 from codl.predict.estimators.numerics import to_json
-from codl.predict.estimators.trees import Gbdt
-from codl.predict.training_set import TrainingRows, accuracy, shape_folds
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["a", "b", "c"]
-#: A GPU that multiplies halves too.
-HALVES = replace(SOC, gpu=replace(SOC.gpu, half=True))
 
 
 def sample(rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -125,41 +117,6 @@ def test_codl_linear_minimises_relative_error_without_negative_costs() -> None:
     assert (gradient[~active] > 0).all()
 
 
-def test_a_few_latencies_below_the_resolution_do_not_decide_the_fit() -> None:
-    X, y = sample()
-    X[:4] *= 1e-7
-    y[:4] = 1e-7
-    for cls in (CodlLinear, Gbdt):
-        predicted = cls.fit(X, y - 0.05 * (y > 0.05)).predict(X[4:])
-        np.testing.assert_allclose(predicted, y[4:] - 0.05, rtol=0.01)
-
-
-def test_codl_linear_takes_columns_that_are_multiples_of_each_other() -> None:
-    X, y = sample()
-    doubled = np.column_stack([X, 2 * X, np.zeros(len(y))])
-    fitted = CodlLinear.fit(doubled, y)
-    np.testing.assert_allclose(fitted.predict(doubled), y, rtol=1e-6)
-
-
-def test_gbdt_beats_flops_linear_on_steps() -> None:
-    rng = np.random.default_rng(4)
-    X = rng.uniform(1, 1e6, (400, 2))
-    y = 0.1 + np.ceil(X[:, 0] / 2.5e5) * (1 + (X[:, 1] > 5e5))
-    folds = shape_folds(np.arange(400))
-    steps = accuracy(Gbdt, TrainingRows(X, y), folds)
-    line = accuracy(FlopsLinear, TrainingRows(X, y), folds)
-    assert steps.mape is not None
-    assert line.mape is not None
-    assert steps.mape < line.mape / 4
-    assert steps.acc10 is not None
-    assert steps.acc10 > 90
-
-
-def test_gbdt_follows_the_law_beyond_what_was_measured() -> None:
-    X, y = sample()
-    np.testing.assert_allclose(Gbdt.fit(X, y).predict(10 * X), 10 * y - 9 * 0.05, rtol=0.01)
-
-
 # Features
 
 
@@ -192,47 +149,6 @@ def test_what_an_exchange_transposes_and_copies_is_counted() -> None:
     assert values["padded_bytes"] == [1120, 48, 16384]
     names = features.table("variant", "data_sharing_to_gpu", shapes, SOC).names
     assert names == table.names
-
-
-def test_what_a_net_packs_is_counted_by_the_width_that_it_packs_by() -> None:
-    shapes = [Shape(1, channels, 2, 3) for channels in (32, 24, 20, 6)]
-    table = features.table("variant", "data_sharing_load", shapes, SOC)
-    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
-    assert values["packed_by_16"] == [12, 0, 0, 0]
-    assert values["packed_by_8"] == [0, 18, 0, 0]
-    assert values["packed_by_4"] == [0, 0, 30, 0]
-    assert values["plain_bytes"] == [0, 0, 0, 144]
-    assert values["vectors"] == [2, 3, 5, 0]
-    assert features.table("flops", "data_sharing_load", shapes, SOC).names == ("bytes",)
-
-
-@pytest.mark.parametrize(
-    "variant", registry.VARIANTS.values(), ids=lambda v: f"{v.op_kind}_{v.name}"
-)
-@pytest.mark.parametrize("feature_set", ["flops", "variant"])
-def test_every_variant_has_features(
-    variant: registry.Variant, feature_set: features.FeatureSet
-) -> None:
-    if variant.backend == "openvino":
-        pytest.importorskip("openvino")
-    ops = [op for op in map(parse, EVERY_KIND) if op.kind == variant.op_kind]
-    able = [op for op in ops if variant.refusal(op, HALVES) is None]
-    assert able
-    accepted = [op for op in able if op.flavor == able[0].flavor]
-    table = features.table(feature_set, registry.target(variant, accepted[0]), accepted, HALVES)
-    assert table.values.shape == (len(accepted), len(table.names))
-    assert (table.values >= 0).all()
-    if feature_set == "variant":
-        expected = {**variant.features(accepted[0], HALVES), features.ACTIVATION: 0.0}
-        assert dict(zip(table.names, table.values[0], strict=True)) == expected
-
-
-def test_what_activations_compute_is_a_feature() -> None:
-    texts = ("", " act=relu", " act=silu", " act=gelu")
-    ops = [parse(f"reshape in=64x24 to=1x8x8x24{text}") for text in texts]
-    table = features.table("variant", "reshape_gpu_copy", ops, SOC)
-    values = dict(zip(table.names, table.values.T, strict=True))
-    assert values[features.ACTIVATION].tolist() == [0, 0, 64 * 24, 2.5 * 64 * 24]
 
 
 def test_a_target_of_another_op_is_refused() -> None:

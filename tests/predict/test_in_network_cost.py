@@ -134,18 +134,6 @@ def test_stages_that_something_disturbed_count_little(tmp_path: Path) -> None:
         assert astuple(found[side]) == pytest.approx(astuple(costs), rel=2e-2, abs=2e-9)
 
 
-def test_too_few_stages_say_nothing(tmp_path: Path) -> None:
-    assert costs_of(dataset_of(tmp_path, rows(FEWEST))) == {}
-
-
-def test_a_library_of_few_stages_is_as_the_others(tmp_path: Path) -> None:
-    made = rows(200)
-    few = [row for row in made if "cpu_ort" in row.cpu_ops][: FEWEST - 1]
-    found = costs_of(dataset_of(tmp_path, [r for r in made if "cpu_ort" not in r.cpu_ops] + few))
-    assert found.keys() == {"cpu", "gpu"}
-    assert astuple(found["cpu"]) == pytest.approx(astuple(COSTS["cpu"]), rel=1e-4, abs=1e-11)
-
-
 def test_runs_are_brought_to_the_speed_of_the_first(tmp_path: Path) -> None:
     made = [replace(row, run=f"run{1 + n % 2}") for n, row in enumerate(rows(200))]
     slower = [replace(r, cpu_ms=1.5 * r.cpu_ms) if r.run == "run2" else r for r in made]
@@ -194,3 +182,7 @@ def test_stages_are_walks_that_both_processors_can_run() -> None:
         assert task.dim == "H" or all(op.carries_channels for op in task.ops[1:])
     assert {0.0, 1.0} & {task.gpu_ratio for task in tasks}
     assert stage_tasks(ops[3:4], SOC) == []
+
+
+def test_too_few_stages_say_nothing(tmp_path: Path) -> None:
+    assert costs_of(dataset_of(tmp_path, rows(FEWEST))) == {}

@@ -99,11 +99,7 @@ def of_estimator(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (change("version", 9), InvalidFileError, "version: must be 10, got 9: another version of codl"),
-    (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
-    (change("tuning", None), InvalidFileError, "tuning: the key is missing"),
-    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}, top: expected object"),
     (of_gemm("rows", None), InvalidFileError, f"targets, {GEMM}, rows: the key is missing"),
-    (of_gemm("features", "x"), InvalidFileError, "features: expected array, got 'x'"),
     (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
     (change("predictor", "flops_linear"), MismatchError, "is 'flops_linear'.*'codl_linear'"),
     (rename, InvalidFileError, "is of 'conv2d_cpu_gemm'"),
@@ -114,15 +110,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
         InvalidFileError,
         "inside: must be one of cpu, gpu, ort, openvino, got 'npu'",
     ),
-    (change("inside", {"cpu": {"more": 1}}), InvalidFileError, "Unknown key 'more'.*call_ms"),
-    (change("inside", {"cpu": {"alone": -1}}), InvalidFileError, "inside.*: expected float >= 0"),
     (of_gemm("features", ["rows"]), MismatchError, "features: is rows, but .*padded_macs"),
-    (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
     (of_gemm("examples", {"x": "0"}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
     (change_example, MismatchError, "was '01234567' in training and is .* now"),
-    (of_estimator("floor_ms", "x"), InvalidFileError, "floor_ms: .* got 'x'"),
     (of_estimator("costs_ms", [1.0, 2.0]), InvalidFileError, "numbers do not fit together"),
-    (of_estimator("costs_ms", "much"), InvalidFileError, "costs_ms: .*rows of as many numbers"),
 ]
 
 
@@ -150,13 +141,9 @@ def test_changed_files_are_refused(
     ("path", "value", "message"),
     [
         (["ensemble", "members", 0], 7, "expected object, got 7"),
-        (["ensemble", "members", 0, "is_level"], 1, "expected bool, got 1"),
         (["ensemble", "members", 0, "weights"], [1.0, 2.0], "numbers do not fit together"),
-        (["ensemble", "points", 1], [1.0], "rows of as many numbers"),
         (["ensemble", "points", 0, 0], 1e999, "Infinity is no number"),
-        (["ensemble", "scaling", "columns"], [77], "numbers do not fit together"),
         (["runs"], {"a": {"factor": 0.0}}, "factor: expected float > 0.0"),
-        (["run_columns"], ["a"], "run_columns: expected object"),
     ],
 )
 def test_changed_ensembles_are_refused(
@@ -197,16 +184,3 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
     wider = replace(SOC, cpu=replace(SOC.cpu, simd_floats=64))
     with pytest.raises(MismatchError, match="kernel variant or the SoC has changed"):
         load(wider, "codl_linear", trained[0])
-
-
-def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
-    """All that a reader must know."""
-    content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (10, "ms")
-    assert content["feature_units"].startswith("bytes or ms where")
-    own = content["targets"][GEMM]
-    assert len(own["tables"][GEMM]) == 8
-    assert own["sources"] == ["simulated"]
-    assert own["rows"] > 100
-    assert "padded_macs" in own["features"]
-    assert own["held_out"]["acc10"] > 90
