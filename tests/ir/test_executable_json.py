@@ -16,11 +16,9 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
-from codl.ir.executable import Buffer
 from codl.ir.executable_json import check, decode
 from codl.ir.records import soc as socs
 from codl.lower.lowering import lower
-from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import STRATEGIES, Context
 from codl.validate.references import parts_of, stand_ins
 
@@ -91,15 +89,10 @@ CHANGES = [
     (0, first("programs"), "name", "../x.cl", r"programs\[0\], name"),
     (0, first_of("Launch"), "kernel", "main", r"kernel that .* has not: 'main'"),
     (0, first_of("Launch"), "global_size", [1 << 30] * 3, "global size"),
-    (0, first_of("Launch"), "step", 400, "step: 400"),
     (0, first_of("Wait"), "event", 77, "event that nothing before signals: 77"),
     (0, first_of("Map"), "buffer", 0, "place of what is mapped"),
-    (0, first_of("RunNet"), "net", -1, "net: -1"),
     (3, first_of("Raise"), "buffer", 0, "buffer that is no flag: 0"),
-    (3, first_of("Raise"), "program", 99, "program: 99"),
     (3, first_of("Raise"), "kernel", "raise", "kernel that flag.cl has not: 'raise'"),
-    (3, first_of("Raise"), "signals", 77, "event that nothing before signals"),
-    (3, first_of("Raise"), "step", 400, "step: 400"),
 ]
 
 
@@ -135,10 +128,3 @@ def test_a_flag_has_its_own_size_and_holds_no_tensor() -> None:
 def test_another_version_is_refused_before_all_else() -> None:
     with pytest.raises(MismatchError, match="version 99; this codl reads"):
         decode(b'{"version": 99, "anything": [1]}', {}.__getitem__)
-
-
-def test_memory_that_is_not_there_is_said_to_be_missing() -> None:
-    executable = small_executable()
-    large = Buffer("cpu", (1 << 48) - (1 << 40))
-    with pytest.raises(CodlError, match="which are not there"):
-        Interpreter(structs.replace(executable, buffers=(*executable.buffers, large)))

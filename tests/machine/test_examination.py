@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codl.machine import threads
-from codl.machine.examination import Governor, examine, governors, is_termux, memory_of, room
+from codl.machine.examination import Governor, governors, memory_of, room
 from codl.machine.system_files import SystemFiles
 
 
@@ -15,15 +14,6 @@ def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text + "\n")
-
-
-def test_this_machine_is_described() -> None:
-    found = examine()
-    assert found.cores == threads.INITIAL_CORES
-    assert found.refused_cores == ()
-    assert 0 < found.available_bytes <= found.memory_bytes
-    assert found.packages["numpy"]
-    assert found.cache.free_bytes > 0
 
 
 def test_cores_of_one_policy_have_one_governor(tmp_path: Path) -> None:
@@ -41,11 +31,6 @@ def test_cores_of_one_policy_have_one_governor(tmp_path: Path) -> None:
         Governor((0, 1), "schedutil", "cpufreq-dt", 1800.0, 2400.0),
         Governor((2,), "performance", ""),
     )
-
-
-def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
-    found = examine(SystemFiles(tmp_path))
-    assert (found.memory_bytes, found.governors) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -78,16 +63,3 @@ def test_room_is_that_of_the_folder_that_is_there(tmp_path: Path) -> None:
     assert not found.problem
     (tmp_path / "file").write_text("")
     assert room(tmp_path / "file" / "below").problem == f"{tmp_path / 'file'} is no folder"
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"PREFIX": "/data/data/com.termux/files/usr"}, True),
-        ({"TERMUX_VERSION": "0.118"}, True),
-        ({"PREFIX": "/usr"}, False),
-    ],
-)
-def test_termux_is_known_by_its_variables(environment: dict[str, str], expected: bool) -> None:
-    assert is_termux(environment, "/usr") is expected
-    assert is_termux(environment, "/data/data/com.termux/files/usr")

@@ -7,15 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.devices_under_test import HEALTHY, MadeUp
+from support.devices_under_test import HEALTHY
 
-from codl.errors import CodlWarning, DeviceError
 from codl.ir.records.results import Conditions, Latency, doubts
 from codl.jobs.doctor import cores
 from codl.machine.conditions import ConditionReader
 from codl.machine.examination import cpu_quota
 from codl.machine.system_files import SystemFiles
-from codl.targets.detect import detect
 
 V2, V1 = "0::/user/box\n", "3:cpu,cpuacct:/box\n0::/\n"
 
@@ -33,11 +31,8 @@ def write(root: Path, texts: dict[str, str]) -> SystemFiles:
     [
         (V2, {"user/box/cpu.max": "50000 100000\n", "user/cpu.max": "max 100000\n"}, 0.5),
         (V2, {"user/box/cpu.max": "max 100000\n", "user/cpu.max": "150000 100000\n"}, 1.5),
-        (V2, {"cpu.max": "200000 100000\n"}, 2.0),
-        (V2, {"user/box/cpu.max": "max 100000\n"}, None),
         (V1, {"cpu/box/cpu.cfs_quota_us": "50000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 0.5),
         (V1, {"cpu/box/cpu.cfs_quota_us": "-1\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, None),
-        (V1, {"cpu/cpu.cfs_quota_us": "25000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.25),
         ("", {}, None),
     ],
 )
@@ -70,15 +65,6 @@ def test_a_latency_under_a_quota_or_far_from_its_prediction_is_doubtful() -> Non
     (far,) = doubts(quiet, predicted_ms=0.33)
     assert far.startswith("it took 30 times what was predicted")
     assert doubts(Latency(85.0, 12.0, 91.0, 50))[0] == "the median is 7.08 times p20"
-
-
-def test_detection_names_a_quota() -> None:
-    target = MadeUp(replace(HEALTHY, quota_cores=0.5), drivers=())
-    with (
-        pytest.warns(CodlWarning, match="the time of 0.5 of 4 cores"),
-        pytest.raises(DeviceError, match="No OpenCL device was found"),
-    ):
-        detect(target, "box")  # type: ignore[arg-type]
 
 
 def test_doctor_names_a_quota() -> None:

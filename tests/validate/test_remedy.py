@@ -153,23 +153,6 @@ def test_a_part_of_a_split_op_falls_back_alone(
     assert len(remedy.plan.chains) == 1, "another variant of the same processor is enough"
 
 
-def test_what_nothing_stands_in_for_is_said(
-    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, inputs = every_kind(("softmax in=3x5x7 axes=2",))
-    (layer,) = network.layers
-    faulty = Faulty(default_of(layer, first_soc), "nan", tmp_path)
-    with_variants(monkeypatch, faulty)
-    planted = plant(network, inputs, first_soc, {layer.name: faulty})
-    bench = bench_of(network, inputs, first_soc)
-    found = validate(bench, planted.plan)
-    monkeypatch.setattr("codl.validate.remedy.stand_ins", lambda use, soc, tuning: iter(()))
-    remedy = find_remedy(bench, found)
-    assert not remedy.ok
-    assert [one.part.layer.name for one in remedy.unmet] == [layer.name]
-    assert remedy.fallbacks == ()
-
-
 def test_kernels_that_a_device_refuses_are_fallbacks_too(
     first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,13 +23,6 @@ def test_a_duty_is_a_share(duty: float) -> None:
         GpuLimits(gpu_duty=duty)
 
 
-def test_what_is_limited() -> None:
-    assert not UNLIMITED
-    assert not GpuLimits(gpu_duty=1.0)
-    assert GpuLimits(max_kernel_ms=5.0)
-    assert GpuLimits(gpu_duty=0.5)
-
-
 def test_split_kernels_cost_launches_and_everything_the_rest() -> None:
     taken_ms = np.array([0.0, 0.5, 1.0, 3.5])
     limits = GpuLimits(max_kernel_ms=1.0, gpu_duty=0.5)
