@@ -82,11 +82,6 @@ def test_an_evaluation_needs_a_strategy_that_runs() -> None:
         codl.evaluate(soc="epyc2", models=["matmul"], strategies=["ideal"])
 
 
-def test_what_is_no_function_of_codl_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="nap"):
-        codl.nap  # noqa: B018
-
-
 def test_a_home_is_found_from_any_folder(here: Path) -> None:
     home = here / "home"
     SOC.save(home / "socs" / "mine.yaml")

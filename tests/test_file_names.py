@@ -37,8 +37,3 @@ def test_no_name_leaves_the_folder(name: str) -> None:
         return
     assert path.parent == Path("/out")
     assert path.resolve().parent == Path("/out")
-
-
-def test_tables_lie_in_their_dataset() -> None:
-    with pytest.raises(CodlError, match="plain name"):
-        Dataset(Path("out")).table("/../../x")

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.onnx_models import model, node
 from support.simulated import SOC
 
 from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.files import BusyError
-from codl.frontend.convert import load_network
 from codl.ir import parse
 from codl.measure.dataset import CsvTable, OpRow
 from codl.measure.tasks import read_csv
@@ -37,11 +35,9 @@ with files.locked(Path(sys.argv[1])):
     [
         (b"", "not JSON"),
         (b"[" * 100_000, "not JSON: maximum recursion depth"),
-        (b'{"a":' * 100_000, "not JSON: maximum recursion depth"),
         (b"9" * 6_000, "not JSON: Exceeds the limit"),
         (b'{"a": NaN}', "not JSON"),
         (b'{"a": 1e999}', "not JSON: 1e999 is no number of JSON"),
-        (b"\xff\xfe", "not JSON"),
     ],
 )
 def test_what_is_no_json_is_one_clear_error(content: bytes, problem: str, tmp_path: Path) -> None:
@@ -132,13 +128,6 @@ def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
     assert other.returncode == 0
 
 
-def test_what_was_made_for_a_lock_alone_is_gone(tmp_path: Path) -> None:
-    for _ in range(2):
-        with files.locked(tmp_path / "a" / "b"):
-            assert (tmp_path / "a" / "b").is_dir()
-        assert not list(tmp_path.iterdir())
-
-
 def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
@@ -156,7 +145,6 @@ def test_a_pipe_that_nobody_writes_to_is_no_file(tmp_path: Path) -> None:
 SAVED = {
     "a mark": lambda text: text.encode("utf-8-sig"),
     "UTF-16": lambda text: text.encode("utf-16"),
-    "UTF-16 from the other end": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
     "Windows-1252": lambda text: text.encode("cp1252"),
     "lines of separators": lambda text: f"{text},,\n,,\n".encode(),
     "other ends of lines": lambda text: text.replace("\n", "\r\n").encode(),
@@ -180,20 +168,6 @@ def test_tables_are_read_as_editors_save_them(saved: Any, tmp_path: Path) -> Non
     assert table.path.read_bytes().startswith(plain.splitlines()[0])
 
 
-def test_columns_may_be_separated_by_semicolons(tmp_path: Path) -> None:
-    path = tmp_path / "ops.csv"
-    path.write_text("op;note\neltwise in=1x2x3x3,1x2x3x3 act=relu;x\n;\n")
-    assert read_csv(path) == [parse("eltwise in=1x2x3x3,1x2x3x3 act=relu")]
-
-
-def test_what_is_no_table_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "ops.csv"
-    for content in (b"op\n\x81\x8d\n", b'op\n"fc', bytes(range(256))):
-        path.write_bytes(content)
-        with pytest.raises(InvalidFileError):
-            read_csv(path)
-
-
 def test_a_c_locale_shows_what_it_can(tmp_path: Path) -> None:
     (tmp_path / "socs").mkdir()
     replace(SOC, name="board", description="f\xfcr").save(tmp_path / "socs" / "board.yaml")
@@ -208,13 +182,15 @@ def test_a_c_locale_shows_what_it_can(tmp_path: Path) -> None:
     assert "f\\xfcr" in done.stdout
 
 
-def test_a_file_whose_name_is_no_text_is_read(tmp_path: Path) -> None:
-    path = tmp_path / os.fsdecode(b"ops-\xff.csv")
-    path.write_text("op\nfc in=1x4x1x1 oc=3\n")
-    assert read_csv(path) == [parse("fc in=1x4x1x1 oc=3")]
-    onnx_file = tmp_path / os.fsdecode(b"m-\xff.onnx")
-    onnx_file.write_bytes(
-        model([node("Relu", "x", "y")], {"x": (1, 2, 3, 3)}, ["y"]).SerializeToString()
-    )
-    network = load_network(str(onnx_file))
-    network.name.encode()  # it is a key in JSON, and what a bundle and a plan are of
+def test_columns_may_be_separated_by_semicolons(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    path.write_text("op;note\neltwise in=1x2x3x3,1x2x3x3 act=relu;x\n;\n")
+    assert read_csv(path) == [parse("eltwise in=1x2x3x3,1x2x3x3 act=relu")]
+
+
+def test_what_is_no_table_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    for content in (b"op\n\x81\x8d\n", b'op\n"fc', bytes(range(256))):
+        path.write_bytes(content)
+        with pytest.raises(InvalidFileError):
+            read_csv(path)

@@ -23,15 +23,11 @@ MERGES = "\n".join(
     ("text", "problem"),
     [
         ("[" * 5_000, "line 1: not YAML: nested deeper than 100 levels"),
-        ("a:\n" + "\n".join(" " * i + "- " for i in range(1, 2_000)), "not YAML"),
         (LAUGHS, "not YAML: aliases stand for more than"),
         (MERGES, "not YAML: aliases stand for more than"),
         ("a: &a [*a]", "not YAML: aliases stand for more than"),
-        ("a: " + "9" * 6_000, "not YAML"),
-        ("a: 2026-99-99", "not YAML"),
         ("a: !!python/object/apply:os.system [x]", "not YAML"),
         ("a: 1\nb: {c: 1, d: 2, c: 3}", "line 2: not YAML: the key 'c' is there twice"),
-        ("\0", "not YAML"),
         ("[", "line 1: not YAML"),
     ],
 )
