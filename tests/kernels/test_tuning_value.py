@@ -41,16 +41,6 @@ def result(variant: Any, op: Op, choice: Choice, **changes: Any) -> Tuned:
     return replace(tuned, **changes)
 
 
-def test_a_result_holds_for_its_op_and_variant_alone(variant: Any) -> None:
-    other = variant.choices(OP, SOC)[1]
-    tuning = Tuning.of([result(variant, OP, other)])
-    assert tuning.choice(variant, OP, SOC) == other
-    assert tuning.plan(variant, OP, SOC).defines == variant.plan(OP, SOC, other).defines
-    assert tuning.features(variant, OP, SOC) == variant.features(OP, SOC, other)
-    assert tuning.choice(variant, OTHER, SOC) is None
-    assert tuning.choice(registry.find(OP, "gpu_direct"), OP, SOC) is None  # type: ignore[arg-type]
-
-
 def test_another_source_or_an_unknown_choice_does_not_hold(variant: Any) -> None:
     other = variant.choices(OP, SOC)[1]
     for stale in (

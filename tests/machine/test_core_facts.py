@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.phone import put
 
-from codl.ir.records import soc as socs
-from codl.ir.records.soc import Chip, CoreCluster, CpuCache, PublishedSoc
+from codl.ir.records.soc import Chip, CoreCluster, CpuCache
 from codl.machine import hardware
 from codl.machine.hardware import (
     by_nearness,
@@ -146,26 +145,6 @@ def test_neighbours_share_a_cache(tmp_path: Path) -> None:
     assert by_nearness(range(8), files) == tuple(range(8))
     assert by_nearness(range(2, 8), files) == (4, 5, 6, 7, 2, 3)
     assert near_cores(by_nearness(range(2, 8), files), files) == 6
-
-
-PHONES = ["kirin960", "kirin970", "kirin990", "sdm855", "sdm865", "sdm888", "dimensity8050"]
-
-
-@pytest.mark.parametrize("name", PHONES)
-def test_the_fast_cores_are_as_many_as_the_original_has_threads(name: str, tmp_path: Path) -> None:
-    """By their clocks alone, where a phone tells nothing else; the SoC files say whose these are.
-
-    The original CoDL collects with --num_threads=4 on all of them.
-    """
-    facts = socs.read(name)
-    assert isinstance(facts, PublishedSoc)
-    count = 0
-    for cluster in facts.cpu.clusters:
-        for number in range(count, count + cluster.cores):
-            core(tmp_path, number, khz=1000 * cluster.max_mhz)
-        count += cluster.cores
-    files = SystemFiles(tmp_path)
-    assert near_cores(by_nearness(range(count), files), files) == 4
 
 
 def test_a_board_is_told_by_its_device_tree(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import signal
@@ -16,10 +15,8 @@ import pytest
 from support.device_doubles import DeviceDouble
 from support.simulated import conv_tasks
 from support.whole_way import QUICK
-from typer.testing import CliRunner
 
 from codl import files
-from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.files import BusyError
 from codl.ir import parse, to_text
@@ -139,34 +136,6 @@ def test_kills_lose_and_repeat_nothing(
     done = Collection(LocalTarget(first_soc), killed, tasks, resume=True, rounds=QUICK).run()
     assert done.skipped > 0
     assert keys(killed) == {name: sorted(own) for name, own in wanted.items()}
-
-
-def test_a_budget_says_what_to_expect(
-    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first_soc.save(tmp_path / "socs" / "test.yaml")
-    (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("codl.measure.drift.SCATTER", float("inf"))
-    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
-    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "10m", "--json"]
-    options += ["--shares", "0.5,1"]
-    done = CliRunner().invoke(app, ["collect", *options])
-    assert done.exit_code == 0, done.output
-    answer = json.loads(done.stdout)
-    assert answer["stopped"] in ("done", "settled")
-    dataset = Dataset.of("test", tmp_path / "lat_datasets")
-    ok = {
-        name: sum(row.status == "ok" for row in table.read())
-        for name, table in dataset.tables().items()
-    }
-    found = {look["target"]: look for look in answer["expected"]["targets"]}
-    assert {"conv2d_cpu_gemm", "fc_gpu_direct", "data_sharing_to_gpu"} <= found.keys()
-    assert not any(name.startswith("mulayer") for name in found)
-    for name, look in found.items():
-        assert 0 <= look["tested"] <= look["rows"] <= ok.get(name, 10**9)
-        assert look["acc10"] is None or 0 <= look["acc5"] <= look["acc10"] <= 100
-    assert answer["expected"]["predictor"] == "codl"
 
 
 def lines(dataset: Dataset) -> int:

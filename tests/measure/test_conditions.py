@@ -14,7 +14,6 @@ from codl.machine.placement import LocalSoc
 from codl.measure.collector import Collection
 from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
 from codl.measure.tasks import make_tasks
-from codl.measure.timing import Effort, time_together
 from codl.targets.local import LocalTarget
 
 HOT = Conditions(
@@ -65,18 +64,3 @@ def test_a_collection_reads_conditions_with_every_batch(
     for row in (*rows, *anchors):
         assert row.temperature_c == pytest.approx(43.6)
         assert (row.battery_percent, row.throttled) == (83, "")
-
-
-def test_an_evaluation_reads_them_before_and_in_every_round() -> None:
-    class Warming:
-        """Hotter at every look."""
-
-        celsius = 40.0
-
-        def read(self) -> Conditions:
-            self.celsius += 1
-            return Conditions(temperature_c=self.celsius)
-
-    effort = Effort(min_rounds=3, min_seconds=0.0)
-    times = time_together({"one": lambda runs: [0.001] * runs}, effort, read=Warming().read)
-    assert times.conditions.temperature_c == 44

@@ -19,7 +19,7 @@ from support.simulated import conv_tasks
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.ir.environment import Environment
 from codl.kernels.tuning import Tuning
-from codl.measure.collector import PATIENCE_S, Collected, Collection
+from codl.measure.collector import Collected, Collection
 from codl.measure.dataset import Dataset, dataset_digest
 from codl.measure.tasks import NEVER_AGAIN, BatchResult, MeasureBatch
 from codl.measure.timing import Rounds
@@ -45,46 +45,6 @@ def collected(
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     return Dataset.of("board", tmp_path)
-
-
-def test_a_device_that_comes_back_goes_on(dataset: Dataset) -> None:
-    """It is lost in its second batch, not there twice, and then works again."""
-
-    def door(number: int) -> None:
-        if number in (2, 3):
-            raise DeviceError("Connection refused.")
-
-    device = DeviceDouble("b", before=lambda n: LOST if n == 2 else None, at_door=door)
-    clock = SteppingClock()
-    with pytest.warns(CodlWarning, match=r"cut off\. 'b' is tried again\."):
-        done = collected(device, dataset, clock)
-    assert (done.left, done.failed, done.lost) == (0, 0, 1)
-    assert (clock.waits, device.reached) == ([1, 2, 4], 4)
-    assert keys(dataset) == wanted(TASKS)
-    assert len(dataset.manifest()["runs"]) == 1  # it goes on with the run that it had
-
-
-def test_pauses_grow_until_patience_ends(dataset: Dataset) -> None:
-    """A device that went away for good ends the collection; another run goes on with it."""
-
-    def gone(number: int) -> None:
-        if number > 1:
-            raise DeviceError("Connection refused.")
-
-    lost = DeviceDouble("b", before=lambda n: LOST if n > 1 else None, at_door=gone)
-    clock = SteppingClock()
-    with (
-        pytest.warns(CodlWarning, match="'b' is tried again"),
-        pytest.raises(DeviceError, match=r"No device has answered for 3\d\d s: Connection refused"),
-    ):
-        collected(lost, dataset, clock)
-    assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
-    assert sum(clock.waits) >= PATIENCE_S
-    assert len(keys(dataset)) == len(wanted(lost.batches[0][:3]))
-    rest = DeviceDouble("a")
-    done = Collection(rest, dataset, TASKS, rounds=QUICK, resume=True).run()
-    assert (done.skipped, done.left) == (3, 0)
-    assert keys(dataset) == wanted(TASKS)
 
 
 def test_the_budget_ends_while_a_device_is_away(dataset: Dataset) -> None:

@@ -184,20 +184,6 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
     assert [len(work._kernels) for work in works] == [30, 1]
 
 
-@pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize(
-    ("choices", "default_ms"), [((FAST, {"repeats": 20}), 0.1), ((BROKEN, FAST), None)]
-)
-def test_the_fastest_is_taken_whether_it_is_the_default_or_the_default_fails(
-    choices: tuple[Choice, ...], default_ms: float | None, gpu: OpenClDevice, variant: Any
-) -> None:
-    variant.all = choices
-    (found,) = tune(gpu, [TuneTask(OP, variant)]).results
-    assert found.choice == FAST
-    assert found.default_ms == (default_ms and pytest.approx(default_ms))
-    assert found.best_ms == pytest.approx(0.1)
-
-
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, {"repeats": -2})
     done = tune(gpu, [TuneTask(OP, variant)])

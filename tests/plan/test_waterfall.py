@@ -86,27 +86,6 @@ def test_two_convolutions_in_a_chain_by_hand() -> None:
     assert totals[-1].chains_ms == pytest.approx((25 / 24 * op_ms + 0.01, 0.01))
 
 
-@pytest.mark.parametrize(
-    ("layers", "cut", "gpu", "bound", "cuts", "chains"),
-    [
-        # The second convolution reads all channels of the first: each side computes all of that.
-        (2, (2, "OC", 0.5), 1.0, 1.0, 0.0, 0.5),
-        # A bad ratio: of 24 rows 4 are the GPU's share, and 12 are planned.
-        (1, (1, "H", 0.5), 0.2, 1 / 1.2, 0.0, 12 / 24 / 0.2 - 20 / 24),
-        # The CPU's share would be 0.8 rows of 24: it gets none.
-        (1, (1, "H", 1.0), 29.0, 1 / 30, 1 / 29 - 1 / 30, 0.0),
-    ],
-)
-def test_computing_by_hand(
-    layers: int, cut: Any, gpu: float, bound: float, cuts: float, chains: float
-) -> None:
-    """In units of the CPU's time of one convolution of 24 rows."""
-    network, predictors = row(layers), replace(PLAIN, gpu=gpu, asked=[])
-    terms = terms_of(totals_of(network, planned(network, [cut], predictors), predictors))
-    found = [terms[name] / OP_MS for name in (BOUND, "cuts", "chains")]
-    assert found == pytest.approx([bound, cuts, chains], abs=1e-12)
-
-
 ALL = SyntheticPredictors.with_all_terms()
 
 

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 
-from codl.ir import Op, Shape
+from codl.ir import Shape
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict.active_learning import (
-    FIRST,
     LEAST_ROWS,
     ActiveLearner,
     LearningPoint,
-    farthest_first,
     has_converged,
     is_random,
 )
 
 BUDGET_S = 100.0
-
-
-def test_every_next_one_is_the_farthest_of_those_left() -> None:
-    dice = np.random.default_rng(0)
-    known, candidates = 10 ** dice.uniform(0, 5, (5, 3)), 10 ** dice.uniform(0, 5, (30, 3))
-    order = farthest_first(known, candidates)
-    assert sorted(order) == list(range(30))
-    logs = np.log1p(np.vstack([known, candidates]))
-    logs /= logs.std(0)
-    for at in range(29):
-        before = np.vstack([logs[:5], logs[5:][order[:at]]])
-        scores = {i: np.linalg.norm(before - logs[5 + i], axis=1).min() for i in order[at:]}
-        assert scores[order[at]] == pytest.approx(max(scores.values()))
 
 
 def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[LearningPoint]:
@@ -60,37 +44,6 @@ def test_a_target_converges_when_good_or_when_rows_gain_nothing(
     own: list[LearningPoint], has_ended: bool
 ) -> None:
     assert has_converged(own) is has_ended
-
-
-def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
-    everything = conv_tasks()
-    measured, missing = everything[:80], everything[80:]
-    learner = ActiveLearner(SOC, noisy_dataset(tmp_path, measured, noise=0.4), BUDGET_S)
-    assert learner.choose(missing, 0.0) == missing  # nothing is looked at yet
-    chosen = list(learner.choose(missing, FIRST * BUDGET_S))
-    assert set(chosen) == set(missing)
-    random_ones = [task for task in missing if is_random(task.part)]
-    short = min(len(random_ones), len(missing) - len(random_ones))
-    assert chosen[: 2 * short : 2] == random_ones[:short]
-    first = [task.part for task in chosen[1:20:2]]
-    assert not any(is_random(part) for part in first)
-    # The first ones are spread further from what is measured than those in the order given.
-    given = [task.part for task in missing if not is_random(task.part)][:10]
-    known = [task.part for task in measured]
-    assert nearest(first, known) > 1.3 * nearest(given, known)
-
-
-def nearest(parts: list[Op], known: list[Op]) -> float:
-    """Mean distance from the nearest part that is known or before, in logarithms of sizes."""
-
-    def sizes(op: Op) -> np.ndarray:  # type: ignore[type-arg]
-        return np.log([op.input.c, op.output.c, op.output.h, op.output.w])
-
-    found = []
-    for at, part in enumerate(parts):
-        others = [*known, *parts[:at]]
-        found.append(min(np.linalg.norm(sizes(part) - sizes(other)) for other in others))
-    return float(np.mean(found))
 
 
 def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:

@@ -67,19 +67,6 @@ def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> 
     np.testing.assert_array_equal(again.predict(X[~train], runs=["unknown"] * 60), typical)
 
 
-def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
-    """The typical run is each by its share of rows, not one of two alike."""
-    X, y, shapes = law(200, 2)
-    labels = np.where(np.arange(400) % 40, "long", "short")
-    slow = y * np.where(labels == "short", 1.6, 1.0)
-    train = shapes < 150
-    fitted = Codl.fit(X[train], slow[train], runs=labels[train], groups=shapes[train])
-    assert fitted.run_columns.shares == pytest.approx({"long": 0.97333, "short": 0.02667}, rel=1e-3)
-    assert np.median(fitted.predict(X[~train]) / y[~train]) == pytest.approx(1, abs=0.04)
-    short = fitted.predict(X[~train], runs=["short"] * 100)
-    assert np.median(short / y[~train]) > 1.3
-
-
 # Trees
 
 

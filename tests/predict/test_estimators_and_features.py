@@ -135,22 +135,6 @@ def test_flops_features_are_those_of_mulayer() -> None:
     assert fc == {"flops": 2 * 25088 * 10, "in_features": 25088, "out_features": 10}
 
 
-def test_what_an_exchange_transposes_and_copies_is_counted() -> None:
-    """The GPU has blocks of 4 channels: 2 of them by 9 pieces of 4 pixels, or one by one."""
-    shapes = [Shape(1, 6, 5, 7), Shape(1, 4, 1, 3), Shape(1, 8, 16, 32)]
-    table = features.table("variant", "data_sharing_to_cpu", shapes, SOC)
-    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
-    assert values["chunks"] == [18, 0, 256]
-    assert values["unaligned_chunks"] == [18, 0, 0]
-    assert values["conflicting_chunks"] == [0, 0, 256]
-    assert values["partial_chunks"] == [9, 0, 0]
-    assert values["single_elements"] == [0, 12, 0]
-    assert values["copied_bytes"] == [840, 48, 16384]
-    assert values["padded_bytes"] == [1120, 48, 16384]
-    names = features.table("variant", "data_sharing_to_gpu", shapes, SOC).names
-    assert names == table.names
-
-
 def test_a_target_of_another_op_is_refused() -> None:
     fc, pool = parse("fc in=1x64x1x1 oc=64"), parse("pooling in=1x8x4x4 mode=avg kernel=2")
     with pytest.raises(UnknownNameError, match=r"target of a fc .*Known: .*fc_cpu_gemv"):

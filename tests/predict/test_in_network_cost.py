@@ -21,7 +21,6 @@ from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.kernels.conv2d.cpu import usual_tile
 from codl.measure.dataset import Dataset, StageRow
-from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, InNetworkCost, Owner, fitted
 
 COSTS: dict[Owner, InNetworkCost] = {
@@ -159,29 +158,6 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, changes: dict[str, str], r
     with pytest.raises(InvalidFileError, match=reason) as raised:
         costs_of(dataset_of(tmp_path, made))
     assert "t_stage.csv" in str(raised.value)
-
-
-def test_stages_are_walks_that_both_processors_can_run() -> None:
-    texts = (
-        "conv2d in=1x16x20x20 oc=32 kernel=3x3 pad=1",
-        "conv2d in=1x32x20x20 oc=16 kernel=1x1",
-        "conv2d in=1x32x20x20 oc=32 kernel=3x3 pad=1 groups=32",
-        "pooling in=1x32x20x20 kernel=2x2 stride=2",
-        "eltwise in=1x32x20x20,1x32x20x20",
-    )
-    ops = [parse(text) for text in texts]
-    tasks = stage_tasks(ops, SOC)
-    assert tasks == stage_tasks(ops, SOC)
-    assert len(set(tasks)) == len(tasks) == 2 * len(ops)
-    for task in tasks:
-        made = task.before.output
-        for op in task.ops:
-            assert op.inputs == (made,)
-            assert task.dim in op.dims
-            made = op.output
-        assert task.dim == "H" or all(op.carries_channels for op in task.ops[1:])
-    assert {0.0, 1.0} & {task.gpu_ratio for task in tasks}
-    assert stage_tasks(ops[3:4], SOC) == []
 
 
 def test_too_few_stages_say_nothing(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import GEMM, SOC, conv_parts, law_ms
+from support.simulated import GEMM, SOC
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.ir import Shape, parse
+from codl.ir import parse
 from codl.measure.dataset import Dataset
 from codl.predict import ESTIMATORS, features
 from codl.predict.model_set import load
@@ -34,18 +34,6 @@ def test_loaded_predictors_predict_the_same(
     np.testing.assert_array_equal(
         load(SOC, name, trained[0]).latency_ms(GEMM, parts), fitted.predict(table.values)
     )
-
-
-def test_predictions_come_in_order(trained: tuple[Path, TrainReport]) -> None:
-    loaded = load(SOC, "codl_linear", trained[0])
-    parts = [part for *_, part in conv_parts(seed=5)]
-    expected = [law_ms(part) for part in parts]
-    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts), expected, rtol=0.03)
-    assert loaded.latency_ms(GEMM, []).shape == (0,)
-    shapes = [Shape(1, 16, 10, 20), Shape(1, 8, 3, 20), Shape(1, 16, 10, 20)]
-    sharing = [0.01 + 1e-6 * shape.bytes for shape in shapes]
-    np.testing.assert_allclose(loaded.sharing_ms("to_gpu", shapes)["copy"], sharing, rtol=0.01)
-    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts[::-1]), expected[::-1], rtol=0.03)
 
 
 def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from codl.errors import (
     InvalidFileError,
     MismatchError,
     MissingPackageError,
-    UnknownNameError,
 )
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
@@ -165,20 +164,6 @@ def found(outcomes: list[Any]) -> list[Any]:
     """What searches came to, without the time that they took."""
     return [replace(one, search_ms=0.0) if isinstance(one, FoundPlan) else str(one)
             for one in outcomes]  # fmt: skip
-
-
-def test_plans_do_not_depend_on_the_workers(workers: Workers, tmp_path: Path) -> None:
-    """A file that the workers of a cluster cannot read, and a model that there is not, included."""
-    file = tmp_path / "small.onnx"
-    write_model(file)
-    asked = ("op_chain", "codl"), (str(file), "codl"), (str(file), "mulayer"), ("yolo", "codl")
-    searches = [ModelSearch(model=model, strategy=strategy) for model, strategy in asked]
-    here = search_models(searches, SyntheticContext())
-    assert [type(one) for one in here] == [FoundPlan] * 3 + [UnknownNameError]
-    if not workers.have_files:
-        searches = [one.without_files() for one in searches]
-        file.unlink()
-    assert found(search_models(searches, SyntheticContext(), workers)) == found(here)
 
 
 def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:

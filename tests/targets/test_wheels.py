@@ -66,9 +66,7 @@ def test_a_phone_takes_wheels_of_its_level_and_older_ones(tmp_path: Path) -> Non
     ("package", "fix"),
     [
         ("numpy", "`pkg install python-numpy`"),
-        ("onnxruntime", "`pkg install python-onnxruntime`"),
         ("pyopencl", "`pip install --no-build-isolation --no-deps pyopencl`"),
-        ("msgspec", "`pip install msgspec`"),
     ],
 )
 def test_what_has_no_wheel_for_android_says_how_termux_gets_it(

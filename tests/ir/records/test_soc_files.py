@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.simulated import SOC
 
 from codl.errors import CodlError, InvalidFileError
-from codl.files import shipped
 from codl.ir import yaml_file
 from codl.ir.records import soc as socs
 from codl.machine import placement
@@ -35,25 +34,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
     return text
 
 
-def texts() -> st.SearchStrategy[str]:
-    files = [shipped(socs.FOLDER) / "sdm865.yaml"]
-    whole = [SOC.to_yaml(), *(path.read_text() for path in files)]
-    return st.sampled_from(whole).flatmap(damaged)
-
-
 QUICK = settings(max_examples=60)
-
-
-@QUICK
-@given(text=texts())
-def test_a_soc_file_is_read_or_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "there.yaml"
-    path.write_bytes(text.encode(errors="surrogatepass"))
-    try:
-        soc = socs.read(path)
-    except CodlError:
-        return
-    assert soc.name
 
 
 @QUICK
