@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from support.every_plan import cuts, every_chain, least_ms
 from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors, synthetic_predictors
+from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_predictors
 
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
@@ -27,7 +28,7 @@ from codl.plan.beam_search import fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.price import ProfiledTimes, paced, predicted_timeline, price, stage_times, walk
-from codl.plan.search import Candidates, search
+from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 FLAGS = {"fine_grained_svm": True, "svm_atomics": True, "signal": "flag"}
@@ -158,6 +159,30 @@ def test_no_plan_is_faster_than_what_an_exhaustive_search_finds(
     beam = fastest(costs, starting, widest=10**6)
     assert beam.exact
     assert beam.latency_ms == pytest.approx(best_ms, rel=1e-9)
+
+
+LAWS = st.builds(
+    lambda gpu, fixed, per_mb: SyntheticPredictors(gpu=gpu, exchange=Line(fixed, per_mb)),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([1e-4, 0.01, 0.1, 3.0]),
+    st.sampled_from([0.0, 0.1, 2.0]),
+)
+
+
+@given(name=st.sampled_from(sorted(SMALL)), law=LAWS)
+@settings(max_examples=8, derandomize=True)
+def test_a_search_loses_little_by_what_it_leaves_out(name: str, law: SyntheticPredictors) -> None:
+    """Against all chains at all ratios, op by op, and by the paper's algorithm."""
+    network, cost = SMALL[name], CostModel(SOC, law)
+    candidates = Candidates(network, cost)
+    some_ms = fastest(candidates.costs, candidates.starting).latency_ms
+    all_ms = fastest(*every_chain(network, cost), widest=10**6).latency_ms
+    assert all_ms * (1 - 1e-9) <= some_ms <= 1.03 * all_ms
+    found_ms = search(network, cost, "test").predicted_ms or inf
+    assert found_ms <= some_ms * (1 + 1e-9)
+    alone = ChainSearch(network, cost, "missing")
+    for chains in (single_ops(alone), greedy_chains(alone)):
+        assert found_ms <= (alone.plan("test", chains).predicted_ms or inf) * 1.01
 
 
 def test_parts_of_the_runs_that_count_add_up() -> None:
