@@ -1,4 +1,4 @@
-"""What surrounds the code: the distribution, the version everywhere, the files a project has."""
+"""What surrounds the code: the distribution, the version, a project's files, no circle of imports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import grimp
+import numpy as np
 import pytest
 import yaml
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from support.some import some
 
 from codl.files import VERSION
@@ -110,3 +114,20 @@ def test_the_version_has_an_entry_and_a_citation() -> None:
     assert citation["version"] == VERSION
     (paper,) = citation["references"]
     assert paper["doi"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    packages = "codl", "codl_original", "codl_phone_compilers", "codl_published"
+    graph = grimp.build_graph(*packages, cache_dir=None)
+    modules = sorted(graph.modules)
+    number = {module: at for at, module in enumerate(modules)}
+    arrows = [
+        (number[module], number[other])
+        for module in modules
+        for other in graph.find_modules_directly_imported_by(module)
+    ]
+    rows, columns = np.array(arrows).T
+    matrix = csr_matrix((np.ones(len(arrows)), (rows, columns)), shape=(len(modules),) * 2)
+    _, circles = connected_components(matrix, connection="strong")
+    shared = np.bincount(circles) > 1
+    assert [module for module, circle in zip(modules, circles, strict=True) if shared[circle]] == []

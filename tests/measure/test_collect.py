@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from support.simulated import conv_tasks
 from support.whole_way import QUICK
 
 from codl import files
-from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.files import BusyError
 from codl.ir import parse, to_text
 from codl.ir.records.soc import Soc
@@ -192,24 +191,6 @@ def test_of_wrong_columns_the_difference_is_named(
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}", "manifest.json: the key 'source' is missing."),
-        ('{"source": "measured", "runs": 3}', "manifest.json, runs: must be a JSON object, got 3."),
-    ],
-)
-def test_of_an_incomplete_manifest_every_reader_names_the_key(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    dataset = Dataset.of("test", tmp_path)
-    dataset.ops("x").append(OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0))
-    dataset.manifest_path.write_text(content)
-    for read in (dataset.manifest, dataset.calibration):
-        with pytest.raises(InvalidFileError, match=re.escape(message)):
-            read()
-
-
 def test_a_row_is_of_a_run_of_the_manifest(tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
     rows = [
@@ -284,13 +265,6 @@ def test_ops_of_a_table_are_named_by_their_line(tmp_path: Path) -> None:
     path.write_text("IH,IW\n1,2\n")
     with pytest.raises(InvalidFileError, match=r"ops.csv, line 1: expected a column 'op', got"):
         read_csv(path)
-
-
-def test_unknown_ops_are_named() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'yolov2'"):
-        load_ops(["yolov3"])
-    with pytest.raises(InvalidFileError, match="no such file"):
-        load_ops(["nothing.csv"])
 
 
 def test_an_op_as_text_stands_among_models(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a budget is spent on, and that it is spent on the models' own ops first."""
+"""What a budget is spent on first, and the ops that are made up beside those of models."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
-from codl.ir import Op
+from codl.ir import Op, parse, to_text
 from codl.ir.records.soc import Soc
-from codl.measure.extra_ops import attention_ops, conv_ops
+from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
 from codl.measure.measurement_order import (
     ATTENTION,
     CONVOLUTIONS,
@@ -96,3 +96,28 @@ def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     assert not set(
         other_tasks(attention_ops(2) + conv_ops(2), SOC, exclude=found.tasks)
     ).intersection(found.tasks)
+
+
+def test_new_ops_are_valid_and_none_is_a_models_own() -> None:
+    found = similar_ops(OF_MODELS, 120)
+    assert 100 <= len(found) <= 120
+    assert not set(found) & set(OF_MODELS)
+    assert len(set(found)) == len(found)
+    for op in found:
+        assert parse(to_text(op)) == op
+        assert min(op.output) >= 1
+    assert found == similar_ops(OF_MODELS, 120)
+    assert similar_ops(OF_MODELS, 0) == []
+
+
+def test_similar_ops_are_measured_whole() -> None:
+    similar = similar_ops(OF_MODELS, 20)
+    plain = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0])
+    tasks = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0], similar)
+    added = set(tasks) - set(plain)
+    assert set(plain) <= set(tasks)
+    shared = {task.shape for task in added if isinstance(task, SharingTask)}
+    assert shared == {op.inputs[0] for op in similar}
+    own = [task for task in added if not isinstance(task, SharingTask)]
+    assert {task.op for task in own} == set(similar)
+    assert all(task.share == 1 for task in own)

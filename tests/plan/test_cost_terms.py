@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors, inside
@@ -151,3 +152,12 @@ def test_kernels_that_transform_and_copy_rest_too_and_maps_do_not() -> None:
     assert after == {**before, "transform": 2 * before["transform"]}
     copied_ms = usual.sharing_ms("relayout", OP.output)
     assert limited.sharing_ms("relayout", OP.output) == 2 * copied_ms > 0
+
+
+def test_split_kernels_cost_launches_and_everything_the_rest() -> None:
+    taken_ms = np.array([0.0, 0.5, 1.0, 3.5])
+    limits = GpuLimits(max_kernel_ms=1.0, gpu_duty=0.5)
+    assert limits.launches(taken_ms).tolist() == [1, 1, 1, 4]
+    assert limits.kept_ms(taken_ms, 0.1).tolist() == pytest.approx([0.0, 1.0, 2.0, 7.6])
+    assert limits.rest == 1.0
+    assert UNLIMITED.kept_ms(taken_ms, 0.1).tolist() == taken_ms.tolist()

@@ -118,21 +118,6 @@ def test_anchors_are_codls_own() -> None:
             check_anchors([type(anchors[0])(**changed)], "run2")
 
 
-def test_another_agent_does_the_tasks_behind_the_one_that_an_agent_was_lost_with() -> None:
-    left, asked, lost = Remaining("abcd"), [], []
-
-    def ask(tasks: tuple[str, ...]) -> None:
-        asked.append("".join(tasks))
-        for task in tasks[:-1] if tasks[-1] == "d" and len(asked) < 3 else tasks:
-            left.event("begin", tasks, tasks.index(task))
-            if task in "bc" and task not in lost:
-                raise AgentLostError(f"died of {task}")
-            left.event("done", tasks, tasks.index(task))
-
-    left.work(ask, lambda task, why: lost.append(task))
-    assert (asked, lost, left.tasks) == (["abcd", "cd", "d"], ["b", "c"], [])
-
-
 @pytest.mark.parametrize(
     "error", [AgentLostError("at once"), AgentLostError("x", is_blameless=True)]
 )
