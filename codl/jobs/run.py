@@ -30,10 +30,10 @@ from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import ALONE, preferring
 from codl.plan.cost_model import CostModel
+from codl.plan.strategies import DEFAULT, Context, find
+from codl.plan.strategies.adapter import PlanAdapter
+from codl.plan.strategies.device_loop import keep_run
 from codl.runtime.loaded import sharing_ms
-from codl.strategies import DEFAULT, Context, find
-from codl.strategies.adapter import PlanAdapter
-from codl.strategies.device_loop import keep_run
 from codl.targets.base import Target
 from codl.targets.connect import connect, prepare
 

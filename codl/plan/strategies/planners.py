@@ -10,9 +10,9 @@ from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
+from codl.plan.strategies.base import Context, strategy
+from codl.plan.strategies.device_loop import fastest_on_cpu, planned_on_device
 from codl.predict import DEFAULT
-from codl.strategies.base import Context, strategy
-from codl.strategies.device_loop import fastest_on_cpu, planned_on_device
 
 #: The partition ratios that muLayer chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
@@ -115,7 +115,7 @@ def codl(network: Network, context: Context) -> Plan:
     """The default: chains, dimensions and ratios together, by a search over the whole network.
 
     Only missing regions move between processors. With a device, plans run on it, improve by their
-    measurements (`codl.strategies.device_loop`), and the fastest one is taken. Without one,
+    measurements (`codl.plan.strategies.device_loop`), and the fastest one is taken. Without one,
     predictions decide, and a plan of one processor is taken where two gain little.
     """
     if context.profiling is not None:

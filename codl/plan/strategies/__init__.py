@@ -4,9 +4,9 @@ Importing this package imports every module in it, and each adds its strategies 
 `base.STRATEGIES`.
 """
 
+from codl.plan.strategies import ideal
+from codl.plan.strategies.base import STRATEGIES, Context, Strategy
 from codl.registry import import_modules
-from codl.strategies import ideal
-from codl.strategies.base import STRATEGIES, Context, Strategy
 
 #: The default strategy.
 DEFAULT = "codl"
