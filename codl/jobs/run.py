@@ -29,8 +29,8 @@ from codl.machine import threads
 from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import ALONE, preferring
+from codl.plan.strategies import DEFAULT, Context, find
 from codl.runtime.loaded import sharing_ms
-from codl.strategies import DEFAULT, Context, find
 from codl.targets.connect import connect, prepare
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class EngineJob(ModelJob):
             strict=self.strict,
         )
         if self.adaptive:
-            from codl.strategies.adapter import PlanAdapter
+            from codl.plan.strategies.adapter import PlanAdapter
 
             engine.adapt(PlanAdapter(context, network))
         if not self.keeps_plan:
@@ -179,7 +179,7 @@ class Run(EngineJob):
                 self.reporter.stage(f"Running {engine.network.name}, {self.rounds} times")
                 done = measure(engine, target, opened.inputs, opened.cost, rounds=self.rounds)
                 if context is not None and engine.adaptation and engine.adaptation.changes:
-                    from codl.strategies.device_loop import keep_run
+                    from codl.plan.strategies.device_loop import keep_run
 
                     keep_run(engine, context, done.latency_ms.level)
                 if self.trace is not None:

@@ -3,8 +3,8 @@
 Importing this package adds codl's own strategies to `base.STRATEGIES`.
 """
 
-from codl.strategies import ideal, planners
-from codl.strategies.base import STRATEGIES, Context, Strategy
+from codl.plan.strategies import ideal, planners
+from codl.plan.strategies.base import STRATEGIES, Context, Strategy
 
 #: The default strategy.
 DEFAULT = "codl"
