@@ -13,9 +13,9 @@ from codl.errors import DuplicateNameError, UnknownNameError
 from codl.frontend import converters
 from codl.ir import OP_TYPES
 from codl.kernels import registry
+from codl.plan.strategies import STRATEGIES
 from codl.predict import DEFAULT, ESTIMATORS
 from codl.registry import Registry, rolled_back
-from codl.strategies import STRATEGIES
 
 
 @pytest.mark.parametrize("kind", OP_TYPES)

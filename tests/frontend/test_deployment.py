@@ -20,7 +20,7 @@ from codl.ir import Network
 from codl.ir.records.gpu_limits import GpuLimits
 from codl.jobs.model import ModelJob, RunOptions, adapted, deployment_of, read_inputs
 from codl.machine.placement import LocalSoc, Placement
-from codl.strategies import DEFAULT, Context
+from codl.plan.strategies import DEFAULT, Context
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from codl.plan.coverage import (
     rates_of,
 )
 from codl.plan.search import search
-from codl.strategies import STRATEGIES, Context, find
+from codl.plan.strategies import STRATEGIES, Context, find
 
 
 class Simulated(Context):
