@@ -1,4 +1,4 @@
-"""What surrounds the code: the distribution, the version, a project's files, no circle of imports."""
+"""What surrounds the code: the distribution, the version, files of a project, no circles."""
 
 from __future__ import annotations
 

@@ -283,26 +283,6 @@ def test_drift_is_what_anchors_agree_on() -> None:
     assert (apart.factor, apart.scatter) == (2.0, 0.5)
 
 
-class SharedCache:
-    """A machine on which a run takes twice as long after somebody else's; it logs who ran."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.ran = 0.0, list[str]()
-        monkeypatch.setattr(measuring, "perf_counter", lambda: self.now)
-
-    def run(self, name: str, seconds: float) -> Callable[[], None]:
-        def once() -> None:
-            self.now += seconds if self.ran[-1:] == [name] else 2 * seconds
-            self.ran.append(name)
-
-        return once
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> SharedCache:
-    return SharedCache(monkeypatch)
-
-
 def test_everybody_has_one_turn_a_round_in_a_random_order() -> None:
     log: list[str] = []
 
@@ -344,10 +324,12 @@ def test_who_fails_leaves_and_the_others_go_on() -> None:
     [(1, 3.0, None, 3), (5, 0.0, 0.0, 1), (5, 0.0, 3.5, 3), (5, 0.0, None, 5)],
 )
 def test_rounds_fill_the_least_time_and_no_more_than_the_most(
-    least: int, least_s: float, most_s: float | None, rounds: int, machine: SharedCache
+    least: int, least_s: float, most_s: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     effort = Effort(min_rounds=least, min_seconds=least_s, warm=3, max_seconds=most_s)
-    found = interleave({"a": timed(machine.run("a", 0.25))}, effort)[0]["a"]
+    runs: list[None] = []
+    monkeypatch.setattr(measuring, "perf_counter", lambda: 0.25 * len(runs))
+    found = interleave({"a": timed(lambda: runs.append(None))}, effort)[0]["a"]
     assert (len(found.cold), len(found.warm)) == (rounds, 3 * rounds)
 
 

@@ -8,9 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.devices import here
+from support.simulated import SOC
 from support.variants import with_variants
 from support.whole_way import QUICK
 
@@ -19,7 +21,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
-from codl.ir.records.tuned import Trial, Tuned
+from codl.ir.records.tuned import Choices, Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -274,3 +276,50 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     tuning = Tuning.of([result(variant, soc, FAST)])
     (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
     assert "Kernels were tuned after run1" in note
+
+
+OTHER = parse("conv2d in=1x32x28x28 oc=64 kernel=3x3 pad=1")
+
+
+@pytest.fixture
+def winograd() -> Any:
+    return registry.find(OP, "gpu_winograd")
+
+
+def test_another_source_or_an_unknown_choice_does_not_hold(winograd: Any) -> None:
+    other = winograd.choices(OP, SOC)[1]
+    for stale in (
+        result(winograd, SOC, other, source="another"),
+        replace(result(winograd, SOC, other), choice={"nothing": 1}),
+    ):
+        assert Tuning.of([stale]).choice(winograd, OP, SOC) is None
+
+
+def test_a_batch_takes_the_choice_of_one_image_where_images_are_computed_one_by_one() -> None:
+    batch = parse("conv2d in=3x16x12x12 oc=32 kernel=3 pad=1")
+    for name in ("gpu_winograd", "gpu_direct", "gpu_gemm"):
+        variant: Any = registry.find(OP, name)
+        other = variant.choices(OP, SOC)[-1]
+        of_one = Tuning.of([result(variant, SOC, other)]).choice(variant, batch, SOC)
+        assert of_one == (None if variant.plan(batch, SOC).whole_batch else other)
+
+
+def test_the_fingerprint_tells_choices_apart_and_nothing_else(winograd: Any) -> None:
+    first, second = (result(winograd, SOC, choice) for choice in winograd.choices(OP, SOC)[1:3])
+    known = Tuning.of([first]).fingerprint
+    assert known not in ("", Tuning.of([second]).fingerprint)
+    assert Tuning.of([replace(first, best_ms=0.5, trials=(), measured="")]).fingerprint == known
+    both = [first, result(winograd, SOC, first.choice, OTHER)]
+    assert Tuning.of(both).fingerprint == Tuning.of(both[::-1]).fingerprint != known
+    default = replace(first, best_ms=2.0)
+    assert Tuning.of([default]).fingerprint == "", "the default won"
+
+
+def test_another_process_is_sent_the_same_choices(winograd: Any) -> None:
+    """Trials are not sent."""
+    tuning = Tuning.of([result(winograd, SOC, winograd.choices(OP, SOC)[1])])
+    sent = msgspec.convert(msgspec.to_builtins(tuning.choices), Choices)
+    assert not any(result.trials for result in sent.results)
+    there = Tuning.of_choices(sent)
+    assert there.fingerprint == tuning.fingerprint
+    assert there.choice(winograd, OP, SOC) == tuning.choice(winograd, OP, SOC) is not None

@@ -1,4 +1,4 @@
-"""Targets: the same answers here and from an agent; agents that are lost, or end with their input."""
+"""Targets: the same answers here and from an agent; agents that are lost or end by themselves."""
 
 from __future__ import annotations
 
