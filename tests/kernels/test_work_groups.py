@@ -16,14 +16,11 @@ from support.random_ops import convolutions
 from support.simulated import SOC
 from support.some import some
 
-from codl.ir import Op, Region, parse, to_text
-from codl.ir.records.soc import CpuSide, GpuSide, Soc
+from codl.ir import Op, Region, parse
+from codl.ir.records.soc import GpuSide, Soc
 from codl.kernels import registry
-from codl.kernels.base import KernelLaunch
-from codl.kernels.conv2d.gpu import GpuConv
 from codl.runtime.opencl import OpenClDevice
 
-CPU = CpuSide(name="test", threads=4, simd_floats=4, l2_cache_bytes=1 << 18)
 #: As phones have them: units, the largest work-group, lanes in lockstep, and 32 KiB to share.
 ADRENO = replace(
     SOC.gpu, name="Adreno 640", max_work_group_size=1024, wave_size=64,
@@ -34,60 +31,6 @@ MALI = replace(
     global_mem_cache_size=1 << 19,
 )  # fmt: skip
 PHONES = (ADRENO, replace(ADRENO, wave_size=128), MALI, replace(MALI, wave_size=16))
-
-#: Convolutions of networks, from 7x7 to 112x112.
-CONVOLUTIONS = (
-    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1",
-    "conv2d in=1x{c}x{s}x{s} oc={d} kernel=1x1",
-    "conv2d in=1x{c}x{t}x{t} oc={c} kernel=3x3 stride=2 pad=1",
-    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups={c}",
-    "conv2d in=1x{c}x{s}x{s} oc={c} kernel=3x3 pad=1 groups=4",
-)
-#: Of less work than for so many waves there may be no way to cut it well.
-FEW_WAVES = 4
-SIZES = (
-    (7, 512),
-    (7, 320),
-    (14, 256),
-    (14, 232),
-    (28, 128),
-    (28, 40),
-    (56, 64),
-    (112, 32),
-    (112, 24),
-)
-
-
-def share_of_lanes(launch: KernelLaunch, wave: int) -> float:
-    """The part of the lanes that have work, of those that whole waves take."""
-    local = launch.local_size or (1,)
-    return prod(launch.used) / (groups_of(launch) * -(-prod(local) // wave) * wave)
-
-
-def groups_of(launch: KernelLaunch) -> int:
-    return prod(launch.global_size) // prod(launch.local_size or (1,))
-
-
-def of_networks() -> list[Op]:
-    return [
-        parse(text.format(s=side, t=2 * side, c=channels, d=2 * channels))
-        for side, channels in SIZES
-        for text in CONVOLUTIONS
-    ]
-
-
-@pytest.mark.parametrize("gpu", PHONES, ids=lambda gpu: f"{gpu.name} {gpu.wave_size}")
-def test_most_lanes_of_convolutions_have_work(gpu: GpuSide) -> None:
-    soc, idle = Soc("phone", "", CPU, gpu), []
-    for op in some(of_networks()):
-        variants: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
-        for variant in some(v for v in variants if isinstance(v, GpuConv)):
-            for launch in some(variant.plan(op, soc).launches):
-                if prod(launch.used) < FEW_WAVES * gpu.wave_size:
-                    continue
-                if (share := share_of_lanes(launch, gpu.wave_size)) < 0.7:
-                    idle.append(f"{to_text(op)} {variant.name} {share:.2f}: {launch}")
-    assert not idle, "\n".join(idle)
 
 
 @pytest.mark.parametrize("gpu", PHONES[:3:2], ids=lambda gpu: gpu.name)

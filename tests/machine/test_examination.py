@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from support.devices_under_test import HEALTHY
 
 from codl.ir.records.results import Conditions, Latency, doubts
-from codl.jobs.doctor import cores
 from codl.machine.conditions import ConditionReader
 from codl.machine.examination import Governor, cpu_quota, governors, memory_of, room
 from codl.machine.system_files import SystemFiles
@@ -65,15 +61,6 @@ def test_a_latency_under_a_quota_or_far_from_its_prediction_is_doubtful() -> Non
     (far,) = doubts(quiet, predicted_ms=0.33)
     assert far.startswith("it took 30 times what was predicted")
     assert doubts(Latency(85.0, 12.0, 91.0, 50))[0] == "the median is 7.08 times p20"
-
-
-def test_doctor_names_a_quota() -> None:
-    machine = replace(HEALTHY, cores=(0, 1), quota_cores=0.5)
-    (result,) = cores(SimpleNamespace(examination=machine))  # type: ignore[arg-type]
-    assert not result.ok
-    assert "the time of 0.5 of 2 cores" in result.detail
-    enough = SimpleNamespace(examination=replace(machine, quota_cores=2.0))
-    assert all(result.ok for result in cores(enough))  # type: ignore[arg-type]
 
 
 def put(folder: Path, **files: str) -> None:

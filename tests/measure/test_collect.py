@@ -232,20 +232,6 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     assert again() == 0
 
 
-def test_a_defect_in_a_variant_is_no_row(
-    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise AttributeError("a defect")
-
-    target = LocalTarget(first_soc)
-    assert target.device
-    monkeypatch.setattr("codl.runtime.program_cache.Programs.build_text", fail)
-    tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
-    with pytest.raises(AttributeError, match="a defect"):
-        Collection(target, Dataset.of("test", tmp_path), tasks, rounds=QUICK).run()
-
-
 @pytest.mark.parametrize(("is_deadly", "tries"), [(False, 3), (True, 1)])
 def test_what_fails_is_tried_a_few_times(tmp_path: Path, is_deadly: bool, tries: int) -> None:
     dataset, (task,) = Dataset.of("board", tmp_path), conv_tasks()[:1]

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.simulated import REPLAYED, SOC
+from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors, of_few_kinds
 
-from codl.frontend.convert import convert, load_network, simplify
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Layer, Network, Op, parse
 from codl.ir.plan import load_plan
@@ -25,7 +25,6 @@ from codl.plan.coverage import (
     covered,
     rates_of,
 )
-from codl.plan.search import search
 from codl.plan.strategies import STRATEGIES, Context, find
 
 
@@ -88,16 +87,6 @@ def test_rates_are_those_of_what_was_measured() -> None:
     assert cpu.latency_ms(product) == pytest.approx(
         cpu.least_ms + product.flops / PRODUCTS_SHARE / cpu.flops_per_ms
     )
-
-
-def test_what_nobody_measured_may_be_cut_anywhere() -> None:
-    """On a replayed SoC it takes no time on either processor, which no cut balances."""
-    network = load_network("op_chain")
-    convolutions = SyntheticPredictors(gpu=2.0, kinds=("conv2d",))
-    plan = search(network, CostModel(REPLAYED, convolutions), "codl")
-    plan.check(network, REPLAYED.name)
-    others = [layer.name for layer in network.layers if layer.op.kind != "conv2d"]
-    assert [name for name in plan.not_counted if name in others] == others
 
 
 def test_an_op_that_stands_for_others_takes_what_they_take() -> None:

@@ -16,7 +16,7 @@ from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, parse, to_text
+from codl.ir import Network, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.records.results import SINGLES
 from codl.ir.records.soc import Soc
@@ -32,7 +32,6 @@ from codl.plan.price import TransferCost, after_stage
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.strategies import STRATEGIES, Context, ideal
-from codl.predict.in_network_cost import InNetworkCost
 
 
 @pytest.fixture(scope="module")
@@ -173,20 +172,6 @@ def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path
     assert {ratio for _, _, ratio, _ in limit.layers} == {0.7}
     with pytest.raises(CodlError, match="no measurement of 'conv1'"):
         ideal.bound(network, replace(SOC, name="new"), Dataset.of("new", tmp_path))
-
-
-def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
-    costs = InNetworkCost(1.5, 0.25, 1e-6, 8e-6, 2e-6)
-    inside = CostModel(SOC, SyntheticPredictors(inside={"cpu": costs}))
-    op = parse("conv2d in=1x8x6x5 oc=4 kernel=1x1")
-    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([op], "cpu")
-    more_ms = 0.25 + 1e-6 * 4 * (8 * 4 + 4) + 2e-6 * 4 * (240 + 120)
-    assert inside.fastest_ms([op], "cpu") == [pytest.approx(1.5 * alone_ms + more_ms)]
-    # What does not stay in a cache where the op is alone is as far away there.
-    large = parse("eltwise in=1x64x160x160,1x64x160x160")
-    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([large], "cpu")
-    assert inside.fastest_ms([large], "cpu") == [pytest.approx(1.5 * alone_ms + 0.25)]
-    assert inside.fastest_ms([large], "gpu") == [pytest.approx(alone_ms)]
 
 
 def test_two_processors_must_be_worth_it(network: Network) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from support.common_checks import WITH_IMAGES, SyntheticContext
+from support.common_checks import SyntheticContext
 from support.simulated import REPLAYED, SOC, write_dataset
 from support.worker_tasks import STARS, die, hears, misread, refuse, scaled, shine
 from typer.testing import CliRunner
@@ -28,14 +26,12 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import (
     CodlError,
-    InvalidFileError,
     MismatchError,
     MissingPackageError,
 )
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.plan.strategies import Context
 from codl.plan.strategies.model_search import FoundPlan, ModelSearch, search_models
 from codl.predict import workers as module
 from codl.predict.training import train
@@ -175,21 +171,6 @@ def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
     assert isinstance(first, FoundPlan)
     assert str(others[-1]) == "There was no time left for it."
     assert budget.ended == "budget"
-
-
-def test_predictors_go_along_for_every_memory(simulated: Dataset, tmp_path: Path) -> None:
-    """Strategies that keep to one memory ask for those of another SoC, in a sense."""
-    name = "codl_linear"
-    train(WITH_IMAGES, simulated, predictors=[name], folder=tmp_path, evaluate=False)
-    context = Context(WITH_IMAGES, predictors_folder=tmp_path)
-    sent = pickle.loads(pickle.dumps(context.portable(name, "gbdt")))
-    shutil.rmtree(tmp_path / WITH_IMAGES.name)
-    assert len(WITH_IMAGES.gpu.memory_types) > 1
-    for memory in WITH_IMAGES.gpu.memory_types:
-        assert sent.with_memory(memory).cost(name).predictors.targets
-    assert sent.cost(name).predictors.targets
-    with pytest.raises(InvalidFileError, match=r"no predictors here.*--predictor gbdt"):
-        sent.cost("gbdt")
 
 
 # Training

@@ -14,7 +14,7 @@ from codl.ir import to_text
 from codl.kernels.tuning import Tuning
 from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Rounds
-from codl.targets.connection import AgentLostError, FrameError
+from codl.targets.connection import FrameError
 from codl.targets.kernel_requests import Remaining
 from codl.targets.measuring import MOST_LETTERS, Arriving, MeasuredRow, check_anchors, checked_row
 
@@ -116,22 +116,6 @@ def test_anchors_are_codls_own() -> None:
         changed: dict[str, Any] = vars(anchors[0]) | wrong
         with pytest.raises(FrameError, match="it sent"):
             check_anchors([type(anchors[0])(**changed)], "run2")
-
-
-@pytest.mark.parametrize(
-    "error", [AgentLostError("at once"), AgentLostError("x", is_blameless=True)]
-)
-def test_an_agent_that_is_lost_with_no_task_is_an_error(error: AgentLostError) -> None:
-    left = Remaining("ab")
-
-    def ask(tasks: tuple[str, ...]) -> None:
-        if error.is_blameless:
-            left.event("begin", tasks, 0)
-        raise error
-
-    with pytest.raises(AgentLostError):
-        left.work(ask, lambda task, why: None)
-    assert left.tasks == ["a", "b"]
 
 
 def test_events_of_other_tasks_or_of_finished_ones_are_refused() -> None:

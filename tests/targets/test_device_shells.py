@@ -373,12 +373,3 @@ def test_damaged_packages_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFi
     assert agent_archive.add(str(home / ARCHIVE), sha256(content).hexdigest()) == 1
     assert "is not what was sent" in capsys.readouterr().err
     assert [*home.iterdir()] == [sent]
-
-
-def test_a_device_that_cannot_take_them_says_why(tmp_path: Path) -> None:
-    wheel(tmp_path / "wheels", "ncnn", "1.2")
-    home = tmp_path / "home"
-    install(shell_in(home), BARE, packages=False)
-    (home / f"packages-{sys.implementation.cache_tag}").write_text("in the way")
-    with pytest.raises(DeviceError, match="File exists"):
-        install(shell_in(home), BARE, wheel_folder=tmp_path / "wheels")

@@ -14,7 +14,6 @@ from support.plans import image, make_plan, row
 from support.variants import with_variants
 
 from codl.engine.engine import Engine
-from codl.errors import CodlWarning
 from codl.ir import Network
 from codl.ir.executable import GpuOp
 from codl.ir.plan import OpFallback, Plan, load_plan
@@ -141,24 +140,6 @@ def test_a_part_of_a_split_op_falls_back_alone(
     (one,) = remedy.fallbacks
     assert (one.op, one.processor, one.variant) == (middle.name, "gpu", faulty.name)
     assert len(remedy.plan.chains) == 1, "another variant of the same processor is enough"
-
-
-def test_kernels_that_a_device_refuses_are_fallbacks_too(
-    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = row(1)
-    faulty = Faulty(default_of(network.layers[0], first_soc), "halo", tmp_path)
-    monkeypatch.setitem(faulty.__dict__, "_fault", "halo")
-    with_variants(monkeypatch, faulty)
-    planted = plant(network, image(network), first_soc, {network.layers[0].name: faulty})
-    monkeypatch.setattr("support.faults.FAULTS", {"halo": "no_such_function(y);"})
-    bench = bench_of(network, image(network), first_soc)
-    with pytest.warns(CodlWarning, match="no_such_function"):
-        found = validate(bench, planted.plan)
-    assert found.ok
-    assert found.placed[0].variant != faulty.name
-    (one,) = find_remedy(bench, found).fallbacks
-    assert (one.variant, one.reason.partition(":")[0]) == (faulty.name, "failed")
 
 
 def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> None:
