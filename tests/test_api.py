@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated import SOC
 from typer.testing import CliRunner
 
 import codl
@@ -80,28 +77,3 @@ def test_a_collection_and_its_predictors_are_those_of_the_commands(here: Path) -
 def test_an_evaluation_needs_a_strategy_that_runs() -> None:
     with pytest.raises(CodlError, match="Name at least one of cpu"):
         codl.evaluate(soc="epyc2", models=["matmul"], strategies=["ideal"])
-
-
-def test_what_is_no_function_of_codl_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="nap"):
-        codl.nap  # noqa: B018
-
-
-def test_a_home_is_found_from_any_folder(here: Path) -> None:
-    home = here / "home"
-    SOC.save(home / "socs" / "mine.yaml")
-    code = (
-        "import codl; from inspect import signature; from codl.ir.records import soc; "
-        "print(codl.home, soc.load('mine').name, signature(codl.dataset).parameters['folder'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"CODL_HOME": str(home), "PATH": "", "PYTHONPATH": str(Path(codl.__file__).parents[1])},
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown, name, *parameter = done.stdout.split()
-    assert (shown, name) == (str(home), SOC.name)
-    assert str(home / "lat_datasets") in parameter[-1]

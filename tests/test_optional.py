@@ -14,7 +14,7 @@ import pytest
 from support.devices import here
 from support.plans import make_plan
 
-from codl.errors import BASE, OPTIONAL, PACKAGES, PYTHON, MissingPackageError, explained
+from codl.errors import BASE, OPTIONAL, PACKAGES, PYTHON
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
@@ -123,20 +123,6 @@ def test_what_is_missing_is_said_in_a_sentence(code: str, package: str, extra: s
         rf"{package} is not installed; it is needed for .*: `pip install 'codl\[{extra}\]'`\.$",
         last,
     )
-
-
-def test_only_packages_of_an_extra_are_explained() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"), explained():
-        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
-
-    @explained()
-    def needs(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    with pytest.raises(
-        MissingPackageError, match=r"needed for reports: `pip install 'codl\[report\]"
-    ):
-        needs("jinja2.sandbox")
 
 
 def name(requirement: str) -> str:

@@ -1,4 +1,4 @@
-"""What surrounds the code: the distribution, the version everywhere, the files a project has."""
+"""What surrounds the code: the distribution, the version, files of a project, no circles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import grimp
+import numpy as np
 import pytest
 import yaml
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from support.some import some
 
 from codl.files import VERSION
@@ -93,14 +97,6 @@ def test_an_installed_wheel_plans_in_an_empty_folder(built: Path, tmp_path: Path
     assert Path(path.strip()).is_relative_to(installed)
 
 
-def test_the_version_has_an_entry_and_a_citation() -> None:
-    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == VERSION
-    (paper,) = citation["references"]
-    assert paper["doi"] in (ROOT / "pyproject.toml").read_text()
-
-
 def test_actions_are_pinned_to_commits_and_run_what_make_has() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for path in some((ROOT / ".github" / "workflows").glob("*.yml")):
@@ -112,8 +108,26 @@ def test_actions_are_pinned_to_commits_and_run_what_make_has() -> None:
                     assert target in targets, f"{path.name}: make {target}"
 
 
-def test_a_report_of_a_fault_brings_what_doctor_says() -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
-    (doctor,) = (field for field in form["body"] if field["id"] == "doctor")
-    assert "codl doctor --json" in doctor["attributes"]["label"]
-    assert doctor["validations"]["required"]
+def test_the_version_has_an_entry_and_a_citation() -> None:
+    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == VERSION
+    (paper,) = citation["references"]
+    assert paper["doi"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    packages = "codl", "codl_original", "codl_phone_compilers", "codl_published"
+    graph = grimp.build_graph(*packages, cache_dir=None)
+    modules = sorted(graph.modules)
+    number = {module: at for at, module in enumerate(modules)}
+    arrows = [
+        (number[module], number[other])
+        for module in modules
+        for other in graph.find_modules_directly_imported_by(module)
+    ]
+    rows, columns = np.array(arrows).T
+    matrix = csr_matrix((np.ones(len(arrows)), (rows, columns)), shape=(len(modules),) * 2)
+    _, circles = connected_components(matrix, connection="strong")
+    shared = np.bincount(circles) > 1
+    assert [module for module, circle in zip(modules, circles, strict=True) if shared[circle]] == []

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import helper
 from support.devices import here
-from support.graph_checks import MORE_NOISY, Outcome, Reference, kind_of_plan, outcome_of, shrink
+from support.graph_checks import MORE_NOISY, Reference, kind_of_plan, outcome_of
 from support.libraries import INSTALLED, preferred
-from support.random_forms import FORMS, written
-from support.random_graphs import Form, RandomGraph, run_nodes, session_of
+from support.random_forms import FORMS
+from support.random_graphs import RandomGraph, run_nodes
 from support.random_nodes import draw_graph
 
 from codl.machine.placement import LocalSoc
@@ -48,37 +48,6 @@ def test_random_graphs_are_right_in_every_library(library: str, first_soc: Local
     assert kinds["right"] > 0.7 * IN_LIBRARIES
 
 
-def test_a_graph_is_always_the_same() -> None:
-    models = [draw_graph(SEED, index).model().SerializeToString() for index in (3, 4, 3)]
-    assert models[0] == models[2] != models[1]
-
-
-def test_a_form_changes_nothing_but_how_a_model_is_written() -> None:
-    """Each is drawn, and ONNX Runtime computes the same of what it can load."""
-    seen: Counter[str] = Counter()
-    for index in range(200):
-        graph, plain = draw_graph(SEED, index), draw_graph(SEED, index, ())
-        form = graph.form
-        seen["opset"] += graph.opset < 13
-        seen["ir"] += form.ir_version != Form().ir_version
-        seen["sparse"] += bool(written(graph).graph.sparse_initializer)
-        seen["external"] += form.external
-        seen["branch"] += sum(node.op_type == "If" for node in graph.nodes) > sum(
-            node.op_type == "If" for node in plain.nodes
-        )
-        seen["names"] += not {*graph.feeds, *graph.constants} <= {*plain.feeds, *plain.constants}
-        if form.ir_version < 4 or not graph.profile.startswith("common"):
-            continue
-        session = session_of(written(graph))
-        for name, value in run_nodes(graph).items():
-            if name in graph.outputs and np.isfinite(value.astype(float)).all():
-                feeds = {item.name: graph.feeds[item.name] for item in session.get_inputs()
-                         if item.name in graph.feeds}  # fmt: skip
-                (got,) = session.run([name], feeds)
-                np.testing.assert_allclose(got, value, rtol=1e-2, atol=1e-3)
-    assert min(seen[form] for form in FORMS if form != "strays") > 2, seen
-
-
 def _chain(*kinds: str, value: float = 0.7, **attributes: float) -> RandomGraph:
     """Functions of an input, one after the other; the last has the attributes."""
     x = np.linspace(-1, value, 24, dtype=np.float32).reshape(1, 2, 3, 4)
@@ -108,34 +77,3 @@ def test_an_error_of_a_thousandth_is_seen() -> None:
         assert _problem(_chain(*kinds), one).startswith("values: 1 of 24")
     assert _problem(_chain("Relu"), nothing).startswith("finite")
     assert _problem(_chain("Relu"), infinite).startswith("finite")
-
-
-def test_what_noise_decides_is_not_compared() -> None:
-    """A jump just where a value is, and the difference of two numbers that are nearly the same."""
-    graph = _chain("Ceil")
-    graph.feeds["t0"][...] = np.float32(1 + 1e-6)
-    assert _problem(graph, -1.0) == ""
-    graph = _chain("Round")
-    assert _problem(graph, 1.0).startswith("values")
-    x = np.full((3,), 1000.001, np.float32)
-    nodes = [
-        helper.make_node("Exp", ["x"], ["y"]),
-        helper.make_node("Log", ["y"], ["z"]),
-        helper.make_node("Sub", ["x", "z"], ["d"]),
-    ]
-    assert _problem(RandomGraph(nodes, {"x": x / 100}, {}, ["d"]), 1e-6) == ""
-
-
-def test_failures_are_made_smaller() -> None:
-    """To the node that is wrong, an input of it, and nothing that it does not need."""
-    graph = _chain("Relu", "Exp", "Tanh", "LeakyRelu", "Sigmoid", alpha=0.3)
-    graph.nodes[3].attribute.append(helper.make_attribute("alpha", 0.3))
-    del graph.nodes[4].attribute[:]
-
-    def run(own: RandomGraph) -> Outcome:
-        kinds = [node.op_type for node in own.nodes]
-        return Outcome("wrong" if "Tanh" in kinds else "right")
-
-    small = shrink(graph, Outcome("wrong"), run)
-    assert [node.op_type for node in small.nodes] == ["Tanh"]
-    assert [value.size for value in small.feeds.values()] == [1]

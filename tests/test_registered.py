@@ -13,7 +13,6 @@ from codl.errors import DuplicateNameError, UnknownNameError
 from codl.frontend import converters
 from codl.ir import OP_TYPES
 from codl.kernels import registry
-from codl.kernels.base import LIBRARIES
 from codl.plan.strategies import STRATEGIES
 from codl.predict import DEFAULT, ESTIMATORS
 from codl.registry import Registry, rolled_back
@@ -44,21 +43,6 @@ def test_default_predictor_of_every_strategy_is_registered() -> None:
     assert DEFAULT in ESTIMATORS
 
 
-def test_variants_of_each_kind_come_with_those_that_are_preferred_first() -> None:
-    """The CPU: its libraries in their order; the GPU: buffers before images."""
-    for kind in OP_TYPES:
-        cpu, gpu = registry.of_kind(kind, "cpu"), registry.of_kind(kind, "gpu")
-        backends = [variant.backend for variant in cpu]
-        assert backends == sorted(backends, key=LIBRARIES.index), kind
-        plannable = [variant.is_plannable for variant in cpu if variant.backend == "ncnn"]
-        assert plannable == sorted(plannable, reverse=True), kind
-        layouts = [variant.storage.layout == "image" for variant in gpu]  # type: ignore[attr-defined]
-        assert layouts == sorted(layouts), kind
-    conv = [variant.name for variant in registry.of_kind("conv2d")]
-    assert conv[:3] == ["cpu_winograd", "cpu_gemm", "cpu_direct"]
-    assert conv.index("gpu_winograd_gemm") < conv.index("gpu_gemm") < conv.index("gpu_direct")
-
-
 def test_a_name_is_taken_once() -> None:
     variant = registry.of_kind("softmax")[0]
     with pytest.raises(
@@ -67,17 +51,6 @@ def test_a_name_is_taken_once() -> None:
         registry.register(variant)
     with pytest.raises(UnknownNameError, match="Did you mean 'codl'"):
         STRATEGIES.find("codi")
-
-
-def test_what_is_added_before_another_comes_before_it() -> None:
-    numbers: Registry[int] = Registry("number")
-    for name, value in (("one", 1), ("three", 3), ("four", 4)):
-        numbers.add(name, value)
-    numbers.add("two", 2, before="three")
-    assert list(numbers.values()) == [1, 2, 3, 4]
-    with pytest.raises(UnknownNameError, match="Unknown number 'ten'"):
-        numbers.add("nine", 9, before="ten")
-    assert "nine" not in numbers
 
 
 def test_an_op_needs_no_variant_in_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from support.references import check, evaluate, model_of_values
 from support.renaming import renamed
 
 from codl.frontend.convert import network_of
-from codl.frontend.graph.graph import Names
 from codl.frontend.graph.onnx_import import import_onnx
 
 SEED, COUNT, PARTS = 4, 120, 4
@@ -76,14 +75,6 @@ def test_nodes_may_have_the_names_that_passes_make() -> None:
     network = check(model_of_values(nodes, x, outputs=("v",)), x)
     names = [layer.name for layer in network.layers]
     assert len(set(names)) == len(names) > 3
-
-
-def test_a_name_is_given_once() -> None:
-    names = Names(tensors=["a.b", "a.b_1"], nodes=["a.c"])
-    assert names.tensor("a", "b") == names.tensor("a", "b") == "a.b_2"
-    assert names.tensor("a.b", "c") == "a.b.c"
-    assert names.tensor("a", "b.c") == "a.b.c_1"
-    assert (names.tensor("a", "c"), names.node("a", "c")) == ("a.c", "a.c_1")
 
 
 @pytest.mark.parametrize("kind", ["input", "inner", "branch"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
 
 from codl.errors import CodlError, InvalidFileError, UnsupportedError
-from codl.frontend.convert import enclose, load_network, network_of
+from codl.frontend.convert import load_network, network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import parse, to_text
-from codl.ir.onnx_node import Node
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels import registry
 
@@ -45,14 +43,6 @@ def test_a_node_with_an_operand_that_does_not_fit_is_onnx_runtimes() -> None:
     proto = model(nodes, {"x": [1, 3, 8, 8]}, ["y"], {"w": floats(8)})
     (layer,) = network_of(import_onnx(proto, "test")).layers
     assert (layer.op.kind, layer.inputs) == (OnnxModel.kind, ("x",))
-
-
-def test_what_nobody_reads_is_left_out() -> None:
-    """ONNX Runtime does so itself, but not of a model that it cannot load."""
-    graph = import_onnx(model([node("Abs", "x", "z")], {"x": [3]}, ["z"]), "test")
-    unread = Node("unread", "X", ("x",), ("unread",), {}, None)
-    enclosed = enclose(replace(graph, nodes=(*graph.nodes, unread)))
-    assert [one.type for one in enclosed.nodes] == ["Abs"]
 
 
 def test_a_tensor_that_is_not_as_large_as_it_says_is_named() -> None:

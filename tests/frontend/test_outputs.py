@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
-from support.references import check, evaluate
+from support.references import check
 
 from codl.errors import UnsupportedError
 from codl.frontend.convert import network_of
@@ -131,21 +131,6 @@ def test_nodes_in_a_circle_are_refused() -> None:
     nodes = [node("Add", "x b", "a"), node("Relu", "a", "b"), node("Neg", "b", "y")]
     with pytest.raises(UnsupportedError):
         import_onnx(model(nodes, {"x": [2, 3]}, ["y"]), "test")
-
-
-def test_a_constant_that_a_caller_could_give_is_the_constant() -> None:
-    nodes = [node("Range", "zero three one", "r"), node("Cast", "r", "f", to=1)]
-    proto = model(
-        [*nodes, node("Add", "x f", "y")],
-        {"x": [2, 3]},
-        ["y"],
-        {"zero": np.int64(0), "three": np.int64(3), "one": np.int64(1)},
-    )
-    proto.graph.input.append(helper.make_tensor_value_info("zero", TensorProto.INT64, []))
-    network = network_of(import_onnx(proto, "test"))
-    x = floats(2, 3)
-    np.testing.assert_allclose(evaluate(network, {"x": x})["y"], x + np.arange(3), rtol=1e-6)
-    assert [layer.op.kind for layer in network.layers] == ["eltwise"]
 
 
 def test_weights_that_are_declared_behind_a_pooling_that_rounds_up() -> None:

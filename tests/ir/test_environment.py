@@ -34,9 +34,6 @@ def test_one_environment_is_alike() -> None:
     ("changed", "what", "first", "second"),
     [
         ({"driver": "1.3"}, "driver", "1.2", "1.3"),
-        ({"device": ""}, "device", "Mali", "none"),
-        ({"cpu_cores": (4,)}, "cpu cores", "4, 5", "4"),
-        ({"threads": 1}, "threads", "2", "1"),
         ({"clocks": {"gpu": "powersave"}}, "the clock of gpu", "simple_ondemand", "powersave"),
         ({"clocks_mhz": {"cpu": 1800.0}}, "clock in MHz of cpu", "2400", "1800"),
         ({"libraries": {"ncnn": "1.1", "numpy": "2.0"}}, "libraries ncnn", "1.0", "1.1"),

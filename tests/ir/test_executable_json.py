@@ -12,53 +12,13 @@ from support.executables import SOCS, encoded, executables, small_executable
 from support.fuzzing import fuzz
 
 from codl.errors import CodlError, MismatchError
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network
-from codl.ir.executable import Buffer
 from codl.ir.executable_json import check, decode
-from codl.ir.records import soc as socs
-from codl.lower.lowering import lower
-from codl.plan.strategies import STRATEGIES, Context
-from codl.runtime.numpy_interpreter import Interpreter
-from codl.validate.references import parts_of, stand_ins
 
 
 def test_mutated_executables_are_read_or_refused() -> None:
     read, refused = fuzz(executables(), 1000)
     assert refused > 700
     assert read > 25
-
-
-def residual_blocks() -> Network:
-    b = ModelBuilder("residuals")
-    x = b.relu(b.conv(b.input("image", (1, 32, 28, 28)), 32, 3, pad=1))
-    for kernel in (1, 3):
-        x = b.relu(b.add(x, b.conv(x, 32, kernel, pad=kernel // 2)))
-    b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
-    return network_of(import_onnx(b.build(), "residuals"))
-
-
-@pytest.mark.parametrize("name", [s.name for s in STRATEGIES.values() if not s.runs_plans])
-def test_what_any_strategy_makes_of_residuals_is_sound(name: str) -> None:
-    """Whole, op by op, and each in every variant that could stand in, as a device is sent them."""
-    network, context = residual_blocks(), Context.of(socs.load("epyc2"))
-    plan, soc = STRATEGIES.find(name).plan(network, context), context.soc
-    executable = lower(network, plan, soc, context.tuning)
-    check(executable)
-    check(lower(network, plan, soc, context.tuning, fuse=False))
-    every = parts_of(executable, network)
-    assert {use.layer.op.kind for use in every} >= {"conv2d", "pooling", "fc"}
-    assert any(use.result.op.kind == "eltwise" for use in every)
-    if {use.processor for use in every} == {"gpu"}:
-        assert any(use.add for use in every), "convolutions add their residuals"
-    for use in every:
-        check(use.executable(soc))
-        alike = list(stand_ins(use, soc, context.tuning))
-        assert alike
-        for other in alike:
-            check(other.executable(soc))
 
 
 def first_of(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -91,15 +51,10 @@ CHANGES = [
     (0, first("programs"), "name", "../x.cl", r"programs\[0\], name"),
     (0, first_of("Launch"), "kernel", "main", r"kernel that .* has not: 'main'"),
     (0, first_of("Launch"), "global_size", [1 << 30] * 3, "global size"),
-    (0, first_of("Launch"), "step", 400, "step: 400"),
     (0, first_of("Wait"), "event", 77, "event that nothing before signals: 77"),
     (0, first_of("Map"), "buffer", 0, "place of what is mapped"),
-    (0, first_of("RunNet"), "net", -1, "net: -1"),
     (3, first_of("Raise"), "buffer", 0, "buffer that is no flag: 0"),
-    (3, first_of("Raise"), "program", 99, "program: 99"),
     (3, first_of("Raise"), "kernel", "raise", "kernel that flag.cl has not: 'raise'"),
-    (3, first_of("Raise"), "signals", 77, "event that nothing before signals"),
-    (3, first_of("Raise"), "step", 400, "step: 400"),
 ]
 
 
@@ -135,10 +90,3 @@ def test_a_flag_has_its_own_size_and_holds_no_tensor() -> None:
 def test_another_version_is_refused_before_all_else() -> None:
     with pytest.raises(MismatchError, match="version 99; this codl reads"):
         decode(b'{"version": 99, "anything": [1]}', {}.__getitem__)
-
-
-def test_memory_that_is_not_there_is_said_to_be_missing() -> None:
-    executable = small_executable()
-    large = Buffer("cpu", (1 << 48) - (1 << 40))
-    with pytest.raises(CodlError, match="which are not there"):
-        Interpreter(structs.replace(executable, buffers=(*executable.buffers, large)))

@@ -84,19 +84,6 @@ def test_a_query_that_sees_no_key(causal: str, zeros: int, gpu: OpenClDevice) ->
         np.testing.assert_allclose(got, expected, 1e-4, 1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("text", "dims"),
-    [
-        (TEXTS[0], ("OC", "H")),
-        (TEXTS[1], ("N", "OC", "H")),
-        (TEXTS[3], ("OC",)),
-        (TEXTS[5], ("N", "OC", "H")),
-    ],
-)
-def test_it_is_cut_by_images_heads_and_queries(text: str, dims: tuple[str, ...]) -> None:
-    assert parse(text).dims == dims
-
-
 def test_a_causal_part_needs_the_keys_that_it_sees() -> None:
     op = parse("attention in=1x2x100x8,1x2x120x8,1x2x120x8 causal=1 first=20")
     part = Region.whole(op.output)._replace(rows=Span(30, 50))

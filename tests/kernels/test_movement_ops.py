@@ -193,20 +193,3 @@ def test_transposed_convolutions_of_models(attributes: dict[str, Any], soc: Soc)
 
 def test_transposed_convolutions_of_rows(soc: Soc) -> None:
     one("ConvTranspose", (1, 6, 9), soc, {"w": constant(6, 4, 3), "b": constant(4)}, strides=[2])
-
-
-def test_batches_on_the_gpu(soc: Soc) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("ConvTranspose", ["p", "v"], ["t"], strides=[2, 2]),
-        helper.make_node("Concat", ["r", "t"], ["j"], axis=1),
-        helper.make_node("Resize", ["j", "", "s"], ["z"]),
-        helper.make_node("Add", ["z", "z"], ["y"]),
-    ]
-    constants = {"w": constant(20, 3, 3, 3), "v": constant(20, 7, 2, 2),
-                 "s": np.float32([1, 1, 2, 2])}  # fmt: skip
-    proto = model(nodes, {"x": (3, 3, 8, 10)}, ["y"], constants)
-    network = same_as_onnx_runtime(proto, soc)
-    assert network.shapes["x"].n == 3

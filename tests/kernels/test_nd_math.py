@@ -28,7 +28,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.transformers import Transformer, bert
 from codl.ir import Activation, Region, Shape, Span, parse
 from codl.ir.ops.eltwise import UNARY, Eltwise
-from codl.ir.ops.matmul import MatMul, merged
+from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.reductions import Norm, Reduce, Softmax
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
@@ -125,20 +125,6 @@ def test_products_with_a_constant_on_a_gpu(name: str, text: str, as_gpu: OpenClD
     part = whole._replace(channels=Span(3, 9)) if len(op.shapes[0]) == 3 else whole
     _, got = run_gpu(variant, op, part, inputs, weights, as_gpu)
     assert_close(variant, op, got[part.slices], expected[part.slices])
-
-
-def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:
-    for text, m, sizes in (
-        ("matmul in=2x3x5x7,2x1x7x4", 15, [2]),
-        ("matmul in=2x3x5x7,7x4", 30, []),
-        ("matmul in=2x3x7x5,2x1x7x4 trans_a=1", 5, [2, 3]),
-        ("matmul in=3x5x7,2x3x7x4", 5, [2, 3]),
-        ("matmul in=5x2x5x7 matrix=7x4", 50, []),
-    ):
-        op = parse(text)
-        assert isinstance(op, MatMul)
-        rows, axes = merged(op)
-        assert (rows, [axis.size for axis in axes]) == (m, sizes), text
 
 
 @pytest.mark.parametrize(

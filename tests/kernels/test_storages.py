@@ -14,10 +14,9 @@ from support.plans import branching_case, defaults, gpu_variant
 from support.some import some
 
 from codl.engine.engine import Engine
-from codl.errors import DeviceError, InvalidFileError, UnknownNameError, UnsupportedError
+from codl.errors import DeviceError, UnknownNameError, UnsupportedError
 from codl.ir import Network, Region, Shape, parse
 from codl.ir.plan import Chain, Plan
-from codl.ir.records import soc as socs
 from codl.ir.records.soc import Soc
 from codl.ir.types import (
     BLOCKED,
@@ -25,7 +24,6 @@ from codl.ir.types import (
     IMAGE,
     IMAGE_HALF,
     PLANAR,
-    PLANAR_HALF,
     PRECISIONS,
     Storage,
 )
@@ -35,7 +33,6 @@ from codl.lower import pieces
 from codl.machine import placement
 from codl.machine.placement import ProbedDevice
 from codl.measure.closeness import max_rel_err
-from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
 from codl.runtime.opencl import OpenClDevice
@@ -96,14 +93,6 @@ def test_choices_over_images(text: str, gpu: OpenClDevice) -> None:
                 case.on_gpu(variant, gpu, choice=choice)
 
 
-def test_a_batch_of_images_is_stacked(gpu: OpenClDevice) -> None:
-    op = parse("conv2d in=3x6x7x5 oc=10 kernel=3x3 pad=1")
-    inputs, weights = operands(op, seed=2)
-    variant = registry.find(op, "gpu_direct_image")
-    _, whole = run_gpu(variant, op, Region.whole(op.output), inputs, weights, gpu)
-    np.testing.assert_allclose(whole, reference(op, inputs, weights), atol=1e-3)
-
-
 def of_gpu(soc: Soc, **changes: Any) -> Soc:
     return replace(soc, gpu=replace(soc.gpu, **changes))
 
@@ -126,37 +115,6 @@ def test_a_soc_says_which_variants_it_has(first_soc: Soc) -> None:
     assert [v.name for v in registry.variants(op, "gpu", narrow)] == ["gpu_direct"]
     reshape = parse("reshape in=1x8x8x8 to=1x512x1x1")
     assert registry.variants(reshape, "gpu", of_gpu(plain, memory_types=("image2d",)))
-
-
-def test_tensors_of_any_rank_are_of_halves_where_convolutions_are(first_soc: Soc) -> None:
-    for memory in ("buffer", "image2d"):
-        halves = of_gpu(first_soc, memory_types=(memory,), element="float16")
-        for text in ("softmax in=3x5 axes=1", "reshape in=1x8x8x8 to=1x512x1x1"):
-            found: list[Any] = registry.variants(parse(text), "gpu", halves)
-            assert {variant.storage for variant in found} == {PLANAR_HALF}
-
-
-def test_every_variant_over_floats_is_there_over_halves() -> None:
-    gpu: list[Any] = [v for v in registry.VARIANTS.values() if v.processor == "gpu"]
-    names = {(v.op_kind, v.name) for v in gpu}
-    floats = [v for v in gpu if v.storage.element == "float32"]
-    lacking = [v.op_kind for v in floats if (v.op_kind, f"{v.name}_fp16") not in names]
-    assert not lacking
-
-
-def test_a_gpu_of_halves_runs_in_what_it_runs_in_over_floats(first_soc: Soc) -> None:
-    floats = of_gpu(first_soc, type="gpu", vector_width=4, memory_types=("buffer",))
-    halves = of_gpu(floats, element="float16")
-    for text in (
-        "conv2d in=1x3x224x224 oc=768 kernel=16x16 stride=16",
-        "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1",
-        "conv2d in=1x96x56x56 oc=96 kernel=3x3 pad=1 groups=96",
-        "fc in=1x768x1x1 oc=1000",
-        "pooling in=1x512x7x7 mode=avg kernel=7x7",
-    ):
-        op = parse(text)
-        usual, half = (registry.variants(op, "gpu", soc) for soc in (floats, halves))
-        assert [v.name for v in half] == [f"{v.name}_fp16" for v in usual]
 
 
 def test_a_precision_says_which_variants_a_model_has(first_soc: Soc) -> None:
@@ -257,12 +215,6 @@ def test_detection_takes_memory_and_element_by_name(devices: tuple[ProbedDevice,
         placement.describe("test", devices[0], element="float31")
 
 
-def test_a_soc_file_with_another_memory_is_refused(first_soc: Soc, tmp_path: Any) -> None:
-    path = of_gpu(first_soc, memory_types=("image3d",)).save(tmp_path / "odd.yaml")
-    with pytest.raises(InvalidFileError, match="got 'image3d'"):
-        socs.load(str(path))
-
-
 def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
     both = of_gpu(soc, memory_types=("buffer", "image2d"), element="float16")
     tasks = [t for t in make_tasks([parse("pooling in=1x8x6x6 kernel=2")], both)
@@ -282,18 +234,3 @@ def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
         row = prepared.row()
         assert row.key == task.key
         assert row.status == "ok" or task.direction in ("load", "store")
-
-
-def test_older_tables_of_sharing_are_read_and_extended(tmp_path: Any) -> None:
-    table = Dataset(tmp_path).sharing()
-    new = SharingRow(direction="to_gpu", shape="1x2x3x4", layout="image float32", latency_ms=1)
-    table.append(new)
-    header, line = table.path.read_text().splitlines()
-    assert header.startswith("direction,shape,layout,")
-    old = [text.replace(word, "") for text, word in ((header, "layout,"), (line, "image float32,"))]
-    table.path.write_text("\n".join(old) + "\n")
-    assert [row.layout for row in table.read()] == ["blocked float32"]
-    assert table.repair()
-    assert not table.repair()
-    table.append(new)
-    assert [row.layout for row in table.read()] == ["blocked float32", "image float32"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.phone import put
 
-from codl.ir.records import soc as socs
-from codl.ir.records.soc import Chip, CoreCluster, CpuCache, PublishedSoc
+from codl.ir.records.soc import Chip, CoreCluster, CpuCache
 from codl.machine import hardware
 from codl.machine.hardware import (
     by_nearness,
@@ -66,8 +65,6 @@ def test_cores_that_are_alike_are_a_cluster(tmp_path: Path) -> None:
         (range(8), ()),
         (range(4), (4, 5, 6, 7)),  # Android's background
         (range(7), (7,)),  # and its foreground, on some phones
-        ((0, 4), (5, 6, 7)),
-        ((7,), ()),
     ],
 )
 def test_faster_cores_that_a_process_may_not_use(
@@ -76,22 +73,6 @@ def test_faster_cores_that_a_process_may_not_use(
     files = phone(tmp_path)
     put(tmp_path, CPU, online="0-7")
     assert withheld_cores(allowed, files) == withheld
-
-
-def test_cores_that_are_alike_may_be_withheld(tmp_path: Path) -> None:
-    """As in containers; a core or two of a PC may have a slightly higher clock. 4 is off."""
-    for number, khz in enumerate((4_500_000, 4_500_000, 4_700_000, 4_700_000, 9_000_000)):
-        core(tmp_path, number, khz=khz)
-    put(tmp_path, CPU, online="0-3")
-    assert withheld_cores((0,), SystemFiles(tmp_path)) == ()
-    assert withheld_cores((0,), SystemFiles(tmp_path / "nothing")) == ()
-
-
-def test_without_capacities_the_highest_clock_tells(tmp_path: Path) -> None:
-    core(tmp_path, 0, khz=1_800_000)
-    core(tmp_path, 1, khz=2_400_000)
-    clusters = core_clusters(SystemFiles(tmp_path))
-    assert [own.ids for own in clusters] == [(0,), (1,)]
 
 
 def test_a_system_that_tells_nothing_has_cores_that_are_alike(tmp_path: Path) -> None:
@@ -166,52 +147,6 @@ def test_neighbours_share_a_cache(tmp_path: Path) -> None:
     assert near_cores(by_nearness(range(2, 8), files), files) == 6
 
 
-def test_nodes_may_take_turns_in_the_numbers_of_cores(tmp_path: Path) -> None:
-    files = pc(tmp_path, ["0,2,4,6", "1,3,5,7"] * 4)
-    for number in range(8):
-        (tmp_path / f"{CPU}/cpu{number}/node{number % 2}").mkdir()
-    assert by_nearness(range(8), files) == (0, 2, 4, 6, 1, 3, 5, 7)
-    assert by_nearness(range(1, 8), files) == (1, 3, 5, 7, 2, 4, 6)
-    assert near_cores(by_nearness(range(8), files), files) == 4
-
-
-def test_without_caches_packages_are_neighbours(tmp_path: Path) -> None:
-    for number in range(4):
-        package = {"core_siblings_list": "0,2" if number % 2 == 0 else "1,3"}
-        put(tmp_path, f"{CPU}/cpu{number}/topology", **package)
-    assert by_nearness(range(4), SystemFiles(tmp_path)) == (0, 2, 1, 3)
-    assert by_nearness(range(4), SystemFiles(tmp_path / "nothing")) == (0, 1, 2, 3)
-    assert near_cores(range(4), SystemFiles(tmp_path / "nothing")) == 4
-    assert by_nearness((), SystemFiles(tmp_path)) == ()
-    assert near_cores((), SystemFiles(tmp_path)) == 0
-
-
-def test_a_phone_has_its_fast_cores_first(tmp_path: Path) -> None:
-    files = phone(tmp_path)
-    assert by_nearness(range(8), files) == (4, 5, 6, 7, 0, 1, 2, 3)
-    assert near_cores(by_nearness(range(8), files), files) == 4
-
-
-PHONES = ["kirin960", "kirin970", "kirin990", "sdm855", "sdm865", "sdm888", "dimensity8050"]
-
-
-@pytest.mark.parametrize("name", PHONES)
-def test_the_fast_cores_are_as_many_as_the_original_has_threads(name: str, tmp_path: Path) -> None:
-    """By their clocks alone, where a phone tells nothing else; the SoC files say whose these are.
-
-    The original CoDL collects with --num_threads=4 on all of them.
-    """
-    facts = socs.read(name)
-    assert isinstance(facts, PublishedSoc)
-    count = 0
-    for cluster in facts.cpu.clusters:
-        for number in range(count, count + cluster.cores):
-            core(tmp_path, number, khz=1000 * cluster.max_mhz)
-        count += cluster.cores
-    files = SystemFiles(tmp_path)
-    assert near_cores(by_nearness(range(count), files), files) == 4
-
-
 def test_a_board_is_told_by_its_device_tree(tmp_path: Path) -> None:
     put(tmp_path, "proc/device-tree", model="Radxa ROCK 5B\0")
     (tmp_path / "proc/device-tree/compatible").write_bytes(b"radxa,rock-5b\0rockchip,rk3588\0")
@@ -227,19 +162,6 @@ def test_a_phone_is_told_by_its_properties(tmp_path: Path) -> None:
     assert read_chip(SystemFiles(tmp_path), no_property).name == "KONA"
 
 
-def test_a_pc_is_told_by_its_firmware_and_a_silent_machine_not_at_all(tmp_path: Path) -> None:
-    assert read_chip(SystemFiles(tmp_path), no_property) == Chip()
-    put(tmp_path, "sys/class/dmi/id", sys_vendor="QEMU", product_name="Standard PC")
-    assert read_chip(SystemFiles(tmp_path), no_property).board == "QEMU Standard PC"
-
-
-def test_a_name_is_one_line_that_can_be_printed(tmp_path: Path) -> None:
-    put(tmp_path, "proc/device-tree", model="\x1b[31mevil\nsecond line" + "x" * 1000)
-    assert read_chip(SystemFiles(tmp_path), no_property).board == "[31mevil"
-    put(tmp_path, "proc/device-tree", model="x" * 1000)
-    assert len(read_chip(SystemFiles(tmp_path), no_property).board) == hardware.MOST_CHARACTERS
-
-
 def test_getprop_is_asked_by_a_fixed_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,3 +174,10 @@ def test_getprop_is_asked_by_a_fixed_command(
     assert hardware.read_property("ro.soc.model") == ""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert hardware.read_property("ro.soc.model") == ""
+
+
+def test_a_name_is_one_line_that_can_be_printed(tmp_path: Path) -> None:
+    put(tmp_path, "proc/device-tree", model="\x1b[31mevil\nsecond line" + "x" * 1000)
+    assert read_chip(SystemFiles(tmp_path), no_property).board == "[31mevil"
+    put(tmp_path, "proc/device-tree", model="x" * 1000)
+    assert len(read_chip(SystemFiles(tmp_path), no_property).board) == hardware.MOST_CHARACTERS

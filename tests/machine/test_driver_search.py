@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from codl.errors import DeviceError
 from codl.machine import driver_search
 from codl.machine.driver_search import (
     ANDROID,
     ANDROID_FOLDERS,
     ANDROID_LIBRARIES,
-    ANDROID_NAMES,
     FILENAMES,
     MADE_BY_CODL,
     VENDOR_PATH,
@@ -148,13 +146,6 @@ def test_androids_drivers_are_found_by_their_paths(tmp_path: Path) -> None:
     assert f"{every[9]}: there" in search.places()
 
 
-def test_android_may_open_what_no_path_shows(tmp_path: Path) -> None:
-    put(tmp_path / ANDROID)
-    search = Search(tmp_path, {}, tmp_path)
-    assert names(search) == [*ANDROID_NAMES]
-    assert all(place.endswith(": not there") for place in search.places())
-
-
 def test_a_library_of_the_system_that_no_icd_file_names(tmp_path: Path) -> None:
     nvidia = put(tmp_path / "usr/lib64/libnvidia-opencl.so.1")
     mali = put(tmp_path / "usr/lib/aarch64-linux-gnu/libmali.so.1")
@@ -173,16 +164,6 @@ def test_a_library_of_the_system_that_no_icd_file_names(tmp_path: Path) -> None:
 )
 def test_how_a_driver_is_entered(kind: str, needs: bool, tmp_path: Path) -> None:
     assert needs_stand_in(Driver("x", str(compiled(tmp_path, kind)))) == needs
-
-
-def test_what_is_no_driver_says_so(tmp_path: Path) -> None:
-    text, icd = put(tmp_path / "libtext.so", "no library"), str(put(tmp_path / "x.icd"))
-    with pytest.raises(DeviceError, match=r"It cannot be loaded: .*libtext.so.*\(.*x.icd names it"):
-        needs_stand_in(Driver("x", str(text), file=icd))
-    with pytest.raises(DeviceError, match=r"x\.icd names no library: remove it, or write"):
-        needs_stand_in(Driver("x", "", file=icd))
-    with pytest.raises(DeviceError, match=r"libnone.so is no OpenCL driver: it has neither clIcd"):
-        needs_stand_in(Driver("x", str(compiled(tmp_path, "none"))))
 
 
 @pytest.mark.device

@@ -39,37 +39,6 @@ def test_the_first_step_is_done_if_there_is_any_time_at_all() -> None:
     assert worked(0.0, [5.0, 5.0])[1] == []
 
 
-def test_what_comes_before_the_steps_is_none_of_them() -> None:
-    clock = Hands()
-    budget = Budget(10.0, clock)
-    clock.now += 8
-    assert list(budget.steps(iter("ab"), total=2)) == ["a", "b"]
-    assert budget.ended == "done"
-
-
-def test_a_sentence_says_what_is_left() -> None:
-    assert worked(None, [1.0])[0].left_out(0, "ops") == ""
-    text = worked(10.0, [6.0, 6.0])[0].left_out(1, "ops")
-    assert text == "1 ops left: the budget of 10 s is over."
-
-
-def test_who_asks_has_time_for_a_first_step_whatever_was_before() -> None:
-    clock = Hands()
-    budget = Budget(0.0, clock)
-    clock.now += 1.0
-    assert budget.has_time()
-    assert not budget.has_time()
-
-
-def test_a_part_can_be_kept_for_the_end() -> None:
-    clock = Hands()
-    budget = Budget(10.0, clock)
-    assert budget.has_time(keep=0.5)
-    clock.now += 3
-    assert budget.has_time(keep=0.3)
-    assert not budget.has_time(keep=0.5)
-
-
 def test_shares_are_of_what_is_left() -> None:
     clock = Hands()
     budget = Budget(10.0, clock)

@@ -1,4 +1,4 @@
-"""Pauses while a machine is hot or held down, and a low battery."""
+"""Conditions in rows, pauses while a machine is hot or held down, and a low battery."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 from support.device_doubles import DeviceDouble
+from support.phone import make_phone
 from support.simulated import conv_tasks
+from support.whole_way import EACH
 
+from codl.ir import parse
 from codl.ir.records.results import Conditions
+from codl.machine.placement import LocalSoc
 from codl.measure.collector import Collected, Collection
 from codl.measure.cool_down import CoolDown, low_battery
-from codl.measure.dataset import Dataset
-from codl.measure.tasks import BatchResult, MeasureBatch
+from codl.measure.dataset import CsvTable, Dataset, OpRow, SharingRow
+from codl.measure.tasks import BatchResult, MeasureBatch, make_tasks
+from codl.targets.local import LocalTarget
 
 COOL = Conditions(temperature_c=45.0)
 HOT = Conditions(temperature_c=84.0)
@@ -58,24 +63,6 @@ def test_a_hot_machine_is_waited_for_until_it_is_near_where_it_began() -> None:
     ]
 
 
-def test_one_that_began_hot_cools_down_too() -> None:
-    machine = Machine(temperatures(85, 75, 70))
-    machine.cool_down().wait(HOT)
-    assert machine.now_s == 6
-
-
-def test_warm_is_not_hot() -> None:
-    machine = Machine()
-    cooling = machine.cool_down()
-    cooling.wait(COOL)
-    for celsius in (60, 79.9):
-        cooling.wait(Conditions(temperature_c=celsius))
-    cooling.wait(Conditions())
-    assert machine.notes == []
-    machine.cool_down(hot_c=60).wait(Conditions(temperature_c=60.0))
-    assert machine.notes[0].startswith("The processors have 60 °C, 60 °C is hot")
-
-
 def test_a_pause_ends_after_its_time_and_what_it_waited_for_is_ordinary_then() -> None:
     machine = Machine([HOT])
     cooling = machine.cool_down(longest_s=60)
@@ -111,16 +98,6 @@ def test_a_clock_that_is_held_down_is_waited_for() -> None:
     assert cooling.throttled("cpu gpu") == {"cpu", "gpu"}
 
 
-def test_a_clock_that_stays_down_is_ordinary() -> None:
-    machine = Machine([HELD])
-    cooling = machine.cool_down()
-    cooling.wait(HELD)
-    assert machine.now_s == 120
-    cooling.wait(HELD)
-    assert machine.now_s == 120
-    assert cooling.throttled("cpu gpu") == {"cpu"}
-
-
 @pytest.mark.parametrize(
     ("conditions", "is_low"),
     [
@@ -132,12 +109,6 @@ def test_a_clock_that_stays_down_is_ordinary() -> None:
 )
 def test_a_battery_runs_out_below_20_percent(conditions: Conditions, is_low: bool) -> None:
     assert bool(low_battery(conditions)) == is_low
-
-
-def test_the_sentence_has_the_value() -> None:
-    assert low_battery(Conditions(battery_percent=17, is_charging=False)) == (
-        "The battery is at 17 % and does not charge; below 20 % nothing is measured."
-    )
 
 
 @dataclass
@@ -174,7 +145,6 @@ def rows(folder: Path) -> dict[object, str]:
 
 
 CPU_HELD = Conditions(throttled=("cpu",))
-GPU_HELD = Conditions(throttled=("gpu",))
 
 
 def test_throttled_rows_are_measured_again_after_a_pause(tmp_path: Path) -> None:
@@ -199,18 +169,6 @@ def test_rows_that_are_throttled_again_are_marked(tmp_path: Path) -> None:
     assert {*rows(tmp_path).values()} == {"cpu"}
 
 
-def test_the_other_processors_heat_disturbs_nobody(tmp_path: Path) -> None:
-    done, _ = collected(tmp_path, [Conditions(), GPU_HELD, Conditions()])
-    assert done.again == 0
-    assert sorted({*rows(tmp_path).values()}) == ["", "gpu"]
-
-
-def test_what_is_always_throttled_is_measured_once(tmp_path: Path) -> None:
-    done, target = collected(tmp_path, [CPU_HELD])
-    assert (done.again, done.left, len(target.batches)) == (0, 0, 2)
-    assert {*rows(tmp_path).values()} == {"cpu"}
-
-
 def test_a_low_battery_ends_a_collection_that_goes_on_later(tmp_path: Path) -> None:
     full, low = (Conditions(battery_percent=own, is_charging=False) for own in (50, 19))
     done, target = collected(tmp_path, [full, low])
@@ -231,3 +189,59 @@ def test_rows_to_be_measured_again_are_kept_when_the_battery_ends_it(tmp_path: P
     done, _ = collected(tmp_path, [Conditions(battery_percent=50), low])
     assert (done.stopped, done.left) == ("battery", 4)
     assert {*rows(tmp_path).values()} == {"cpu"}
+
+
+def test_what_is_always_throttled_is_measured_once(tmp_path: Path) -> None:
+    done, target = collected(tmp_path, [CPU_HELD])
+    assert (done.again, done.left, len(target.batches)) == (0, 0, 2)
+    assert {*rows(tmp_path).values()} == {"cpu"}
+
+
+KNOWN = Conditions(
+    temperature_c=81.5, cpu_mhz=2419.2, gpu_mhz=587.0, battery_percent=83.0, throttled=("cpu",)
+)
+ROW = OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0, run="run1")
+OLD_OPS = "op,dim,share,part,latency_ms,p20_ms,p80_ms,runs,status,reason,source,run\n"
+OLD_SHARING = (
+    "direction,shape,transform_ms,map_ms,sync_ms,unmap_ms,copy_ms,"
+    "latency_ms,p20_ms,p80_ms,runs,status,reason,source,run\n"
+)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_older_files_are_read_and_extended(tmp_path: Path, rows: int) -> None:
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
+    table.path.write_text(OLD_OPS + rows * "a,H,1.0,b,1.0,0.0,0.0,0,ok,,measured,run1\n")
+    assert table.read() == rows * [ROW]
+    assert table.repair()
+    table.append(ROW.under(KNOWN))
+    assert table.read() == [*(rows * [ROW]), ROW.under(KNOWN)]
+    assert not table.repair()
+
+
+def test_files_of_each_age_are_read(tmp_path: Path) -> None:
+    """Without the layout, without conditions, and with only some of them, but in their order."""
+    table = CsvTable(tmp_path / "t_data_sharing.csv", SharingRow)
+    values = "load,1x1x1x1,0,0,0,0,0,1.0,0,0,0,ok,,measured,run1"
+    table.path.write_text(OLD_SHARING + values + "\n")
+    (row,) = table.read()
+    assert (row.layout, row.temperature_c) == ("blocked float32", None)
+    table.path.write_text(f"{OLD_SHARING.strip()},cpu_mhz,throttled\n{values},2000,cpu gpu\n")
+    (row,) = table.read()
+    assert (row.cpu_mhz, row.throttled) == (2000, "cpu gpu")
+
+
+def test_a_collection_reads_conditions_with_every_batch(
+    first_soc: LocalSoc, tmp_path: Path
+) -> None:
+    target = LocalTarget(first_soc, files=make_phone(tmp_path))
+    dataset = Dataset.of("test", tmp_path / "lat_datasets")
+    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
+    Collection(target, dataset, tasks, rounds=EACH).run()
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    anchors = dataset.anchors().read()
+    assert rows
+    assert anchors
+    for row in (*rows, *anchors):
+        assert row.temperature_c == pytest.approx(43.6)
+        assert (row.battery_percent, row.throttled) == (83, "")

@@ -37,14 +37,6 @@ def test_a_kernel_that_nobody_answers_ends(
     assert facts.measure_svm_atomics(BareDevice(gpu.device)).value is False
 
 
-def test_a_device_whose_compiler_has_no_such_atomics_meets_nobody(
-    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = facts.SOURCE.replace("memory_scope_all_svm_devices", "memory_scope_nowhere")
-    monkeypatch.setattr(facts, "SOURCE", source)
-    assert facts.measure_svm_atomics(BareDevice(gpu.device)).value is False
-
-
 @pytest.mark.device
 def test_a_fact_that_cannot_be_measured_says_why() -> None:
     fact = LocalTarget().measure_atomics("no-such-driver", "x")
@@ -67,7 +59,6 @@ def waits(kind: Any, latencies_us: Sequence[float], status: Any = "ok") -> list[
     [
         ([50.0, 60.0, 100.0], [5.0, 6.0, 7.0], "flag"),
         ([50.0, 60.0, 100.0], [48.0, 58.0, 97.0], "event"),  # hardly sooner
-        ([3.0, 60.0, 100.0], [5.0, 6.0, 7.0], "event"),  # behind short kernels later
         ([2.0, 3.0, 4.0], [6.0, 7.0, 8.0], "event"),
     ],
 )
@@ -76,11 +67,6 @@ def test_flags_are_raised_where_they_are_clearly_sooner(
 ) -> None:
     fact = choose_signal([*waits("event_wait", events), *waits("flag_wait", flags)])
     assert fact.value == expected
-
-
-def test_waits_that_failed_choose_nothing() -> None:
-    measured = [*waits("event_wait", [3.0]), *waits("flag_wait", [2.0], "failed")]
-    assert choose_signal(measured).value is None
 
 
 @pytest.mark.parametrize("meets", [True, False])
@@ -128,8 +114,6 @@ class Answering:
     ("key", "value", "reason"),
     [
         ("gpu.svm_atomics", 0, "a value that is not possible"),
-        ("gpu.svm_atomics", "32", "a value that is not possible"),
-        ("gpu.svm_atomics", 1.5, "a value that is not possible"),
         ("gpu.other", True, "a value that is not possible"),
     ],
 )
@@ -147,11 +131,8 @@ def test_a_device_that_answers_nonsense_changes_nothing(
     ("change", "is_same"),
     [
         ({"description": "other"}, True),
-        ({"gpu": {"half": True, "zero_copy": True}}, True),
         ({"cpu": {"clusters": []}}, True),
         ({"gpu": {"compute_units": 99}}, False),
-        ({"gpu": {"wave_size": 64}}, False),
-        ({"cpu": {"threads": 99}}, False),
         ({"name": "other"}, False),
     ],
 )

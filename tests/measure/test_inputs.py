@@ -61,9 +61,3 @@ def test_names_and_shapes_are_those_of_the_network(tmp_path: Path) -> None:
             read_npz(path, NETWORK)
     with pytest.raises(InvalidFileError, match="there is no such file"):
         read_npz(tmp_path / "none.npz", NETWORK)
-
-
-def test_words_are_no_numbers(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.full(SHAPE, "a"))
-    with pytest.raises(InvalidFileError, match="'x' holds <U1, no numbers"):
-        read_npz(tmp_path / "x.npz", NETWORK)

@@ -1,8 +1,10 @@
-"""A device that is lost or that crashes in a collection loses and doubles no row."""
+"""A device that is lost, or a disk that is full, loses and doubles no row."""
 
 from __future__ import annotations
 
-import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,17 @@ from support.device_doubles import (
 )
 from support.simulated import conv_tasks
 
-import codl
-from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError, UnwritableFileError
 from codl.ir.environment import Environment
 from codl.kernels.tuning import Tuning
-from codl.measure.collector import PATIENCE_S, Collected, Collection
-from codl.measure.dataset import Dataset, dataset_digest
+from codl.measure.collector import Collected, Collection
+from codl.measure.dataset import CsvTable, Dataset, OpRow, dataset_digest
 from codl.measure.tasks import NEVER_AGAIN, BatchResult, MeasureBatch
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:40]
 QUICK = Rounds(span_s=1.0)
 LOST = BatchResult((), (), lost="The agent of 'b' ended with code 255: cut off")
-#: What may look at a clock that people set: when something was, and how old a file is.
-MAY_LOOK = {"files.py", "cache.py"}
-WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|from time import .*\btime\b|datetime\.(utc)?now\b")
 
 
 def collected(
@@ -50,54 +48,6 @@ def collected(
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     return Dataset.of("board", tmp_path)
-
-
-def test_a_device_that_comes_back_goes_on(dataset: Dataset) -> None:
-    """It is lost in its second batch, not there twice, and then works again."""
-
-    def door(number: int) -> None:
-        if number in (2, 3):
-            raise DeviceError("Connection refused.")
-
-    device = DeviceDouble("b", before=lambda n: LOST if n == 2 else None, at_door=door)
-    clock = SteppingClock()
-    with pytest.warns(CodlWarning, match=r"cut off\. 'b' is tried again\."):
-        done = collected(device, dataset, clock)
-    assert (done.left, done.failed, done.lost) == (0, 0, 1)
-    assert (clock.waits, device.reached) == ([1, 2, 4], 4)
-    assert keys(dataset) == wanted(TASKS)
-    assert len(dataset.manifest()["runs"]) == 1  # it goes on with the run that it had
-
-
-def test_pauses_grow_until_patience_ends(dataset: Dataset) -> None:
-    """A device that went away for good ends the collection; another run goes on with it."""
-
-    def gone(number: int) -> None:
-        if number > 1:
-            raise DeviceError("Connection refused.")
-
-    lost = DeviceDouble("b", before=lambda n: LOST if n > 1 else None, at_door=gone)
-    clock = SteppingClock()
-    with (
-        pytest.warns(CodlWarning, match="'b' is tried again"),
-        pytest.raises(DeviceError, match=r"No device has answered for 3\d\d s: Connection refused"),
-    ):
-        collected(lost, dataset, clock)
-    assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
-    assert sum(clock.waits) >= PATIENCE_S
-    assert len(keys(dataset)) == len(wanted(lost.batches[0][:3]))
-    rest = DeviceDouble("a")
-    done = Collection(rest, dataset, TASKS, rounds=QUICK, resume=True).run()
-    assert (done.skipped, done.left) == (3, 0)
-    assert keys(dataset) == wanted(TASKS)
-
-
-@pytest.mark.filterwarnings("ignore:.* is tried again")
-@pytest.mark.parametrize("first", [1, 2])
-def test_what_can_be_opened_but_measures_nothing_is_no_loop(dataset: Dataset, first: int) -> None:
-    device = DeviceDouble("b", before=lambda n: LOST if n >= first else None)
-    with pytest.raises(DeviceError, match="cut off"):
-        collected(device, dataset, SteppingClock())
 
 
 def test_the_budget_ends_while_a_device_is_away(dataset: Dataset) -> None:
@@ -136,29 +86,6 @@ def test_what_takes_an_agent_down_twice_is_one_failed_row(
     assert {row.reason for row in rows if row.status == "failed"} == {f"crashed. {NEVER_AGAIN}"}
 
 
-def test_rows_that_had_arrived_are_kept_when_a_device_goes_away(dataset: Dataset) -> None:
-    class Cut(DeviceDouble):
-        def measure(self, batch: MeasureBatch) -> BatchResult:
-            result = super().measure(batch)
-            if len(self.batches) != 2:
-                return result
-            first = result.measurements[:1]
-            return BatchResult(first, (), lost="cut off", suspects=tuple(batch.tasks[1:3]))
-
-    device = Cut("a")
-    done = Collection(device, dataset, TASKS, rounds=QUICK).run()
-    assert (done.left, done.failed) == (0, 0)
-    assert keys(dataset) == wanted(TASKS)
-    arrived = device.batches[1][0]
-    assert not any(arrived in batch for batch in device.batches[2:])
-
-
-def test_intervals_are_measured_by_clocks_that_nobody_sets() -> None:
-    folder = Path(codl.__file__).parent
-    found = {path.name for path in folder.rglob("*.py") if WALL_CLOCK.search(path.read_text())}
-    assert found <= MAY_LOOK
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -193,10 +120,6 @@ def test_rows_of_another_driver_are_not_mixed(
     assert dataset_digest(dataset) == before
 
 
-def test_no_dataset_has_no_digest(tmp_path: Path) -> None:
-    assert dataset_digest(Dataset.of("board", tmp_path)) == ""
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, CodlError, ValueError])
 def test_rows_that_wait_to_be_measured_again_are_kept_whatever_ends_a_collection(
     error: type[BaseException], dataset: Dataset
@@ -215,3 +138,65 @@ def test_rows_that_wait_to_be_measured_again_are_kept_whatever_ends_a_collection
     assert len(keys(dataset)) == 3
     (run,) = dataset.manifest()["runs"].values()
     assert "ended" in run
+
+
+@pytest.mark.filterwarnings("ignore:.* is tried again")
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_can_be_opened_but_measures_nothing_is_no_loop(dataset: Dataset, first: int) -> None:
+    device = DeviceDouble("b", before=lambda n: LOST if n >= first else None)
+    with pytest.raises(DeviceError, match="cut off"):
+        collected(device, dataset, SteppingClock())
+
+
+ROW = OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file gets larger than so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    table = CsvTable(tmp_path / "t_x.csv", OpRow)
+    table.append(ROW)
+    before = table.path.read_bytes()
+    with room_for(len(before) + 60), pytest.raises(UnwritableFileError, match=r"t_x\.csv cannot"):
+        table.append(*[ROW] * 9)
+    assert table.path.read_bytes() == before
+    table.append(ROW)
+    assert table.read() == [ROW, ROW]
+
+
+def test_a_full_disk_is_named() -> None:
+    with pytest.raises(UnwritableFileError, match=r"No space left on device\. .* make room, and"):
+        CsvTable(Path("/dev/full"), OpRow).append(ROW)
+
+
+def test_a_link_leads_nowhere(tmp_path: Path) -> None:
+    """A dataset from a stranger has no way to write outside its folder."""
+    folder, outside = tmp_path / "host", tmp_path / "outside"
+    folder.mkdir()
+    for name in ("t_x.csv", "manifest.json"):
+        (folder / name).symlink_to(outside)
+    dataset = Dataset(folder)
+    with pytest.raises(UnwritableFileError, match="Too many levels of symbolic links"):
+        dataset.ops("x").append(ROW)
+    dataset.write_manifest({})
+    assert not outside.exists()
+
+
+@pytest.mark.parametrize("size", [0, 1500, 2500])
+def test_a_collection_goes_on_when_there_is_room(tmp_path: Path, size: int) -> None:
+    """The manifest, a table's first rows, or later ones are what is too large."""
+    dataset, quick = Dataset.of("board", tmp_path), Rounds(span_s=1.0)
+    with room_for(size), pytest.raises(UnwritableFileError, match="--resume"):
+        Collection(DeviceDouble("a"), dataset, TASKS, rounds=quick).run()
+    done = Collection(DeviceDouble("a"), dataset, TASKS, rounds=quick, resume=True).run()
+    assert done.left == 0
+    assert keys(dataset) == wanted(TASKS)

@@ -1,4 +1,4 @@
-"""What a budget is spent on, and that it is spent on the models' own ops first."""
+"""What a budget is spent on first, and the ops that are made up beside those of models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from pathlib import Path
 from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 
-from codl.ir import Op, Shape, parse, to_text
-from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.matmul import Attention, MatMul, merged
+from codl.ir import Op, parse, to_text
 from codl.ir.records.soc import Soc
-from codl.ir.types import PROCESSORS
-from codl.kernels import registry
-from codl.measure.extra_ops import attention_ops, conv_ops
+from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
 from codl.measure.measurement_order import (
     ATTENTION,
     CONVOLUTIONS,
@@ -23,11 +19,10 @@ from codl.measure.measurement_order import (
     TaskFilter,
     Tier,
     context_tasks,
-    mixed,
     other_tasks,
     within,
 )
-from codl.measure.tasks import DispatchTask, OpTask, SharingTask, Task, make_tasks, op_tasks
+from codl.measure.tasks import OpTask, SharingTask, Task, make_tasks
 from codl.predict.active_learning import ActiveLearner
 
 SHARES = [0.5, 1.0]
@@ -67,16 +62,6 @@ def test_exchanges_of_every_direction_come_before_any_op() -> None:
     assert exchanges - optional == {"to_gpu", "to_cpu", "load", "store"}
 
 
-def test_with_little_time_some_parts_wait_behind_the_whole_ops() -> None:
-    own = make_tasks(OF_MODELS, SOC, SHARES)
-    short = chosen(SOC, len(own) * TASK_S)
-    wholes = [t for t in own if isinstance(t, OpTask) and t.share == 1]
-    assert all(short.tiers[task] is Tier.WHOLE for task in wholes)
-    first = [task for task in own if short.tiers[task] is not Tier.MORE]
-    assert len(wholes) < len(first) < len(own)
-    assert set(own) <= set(short.tasks)
-
-
 def test_a_longer_budget_has_more_similar_ops() -> None:
     short, long, longer = (chosen(SOC, seconds) for seconds in (1.0, 150.0, 200.0))
     assert 0 < len(added(short)) <= LEAST_SIMILAR < len(added(long)) < len(added(longer))
@@ -97,16 +82,6 @@ def test_what_must_be_measured_comes_first_and_is_not_left_out(tmp_path: Path) -
     assert ActiveLearner(SOC, settled, BUDGET_S, tiers).choose(left[:-8], BUDGET_S) == ()
 
 
-def test_slow_tasks_are_spread_over_the_others() -> None:
-    slow = [DispatchTask(count) for count in range(4)]
-    others = [SharingTask("to_gpu", Shape(1, 1, 1, c)) for c in range(20)]
-    found = mixed(slow, others)
-    assert [task for task in found if task in others] == others
-    assert sorted(found.index(task) for task in slow) == [8, 17, 22, 23]
-    assert mixed(slow, []) != slow
-    assert set(mixed(slow, [])) == set(slow)
-
-
 def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     found = within(600.0, TaskFilter(OF_MODELS, SHARES, similar=30, others=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
@@ -123,47 +98,26 @@ def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     ).intersection(found.tasks)
 
 
-def test_blocks_have_the_convolutions_that_networks_differ_in() -> None:
-    """Every window of a depthwise convolution at both strides, groups, stems, maps of a pixel."""
-    ops = conv_ops(16)
-    assert ops == list(dict.fromkeys(ops))
-    assert ops[: len(conv_ops(3))] == conv_ops(3)
-    convs = [op for op in ops if isinstance(op, Conv2d)]
-    depthwise = {(op.kernel.h, op.stride.h) for op in convs if op.groups == op.input.c}
-    assert depthwise == {(k, s) for k in (3, 5, 7) for s in (1, 2)}
-    widths = {op.input.c // op.groups for op in convs if 1 < op.groups < op.input.c}
-    assert widths == {4, 8, 16, 24, 32, 64}
-    assert {op.kernel.h for op in convs if op.input.c == 3} >= {3, 4, 5, 7}
-    assert any(op.output.h == 1 for op in convs)
-    for processor in PROCESSORS:
-        able = [op for op in ops if op_tasks(op, processor, SOC, [1.0])]
-        assert len(able) == len(ops)
+def test_new_ops_are_valid_and_none_is_a_models_own() -> None:
+    found = similar_ops(OF_MODELS, 120)
+    assert 100 <= len(found) <= 120
+    assert not set(found) & set(OF_MODELS)
+    assert len(set(found)) == len(found)
+    for op in found:
+        assert parse(to_text(op)) == op
+        assert min(op.output) >= 1
+    assert found == similar_ops(OF_MODELS, 120)
+    assert similar_ops(OF_MODELS, 0) == []
 
 
-def test_attention_has_a_few_of_every_variant() -> None:
-    """So that no network of attention is planned by estimates."""
-    ops = attention_ops(16)
-    assert ops[: len(attention_ops(3))] == attention_ops(3)
-    assert all(parse(to_text(op)) == op for op in ops)
-    counts: dict[str, int] = {}
-    for op in ops:
-        for processor in PROCESSORS:
-            for variant in registry.variants(op, processor, SOC):
-                name = registry.target(variant, op)
-                counts[name] = counts.get(name, 0) + 1
-    kinds = "matmul norm softmax transpose reshape slice reduce tile gather attention"
-    for kind in kinds.split():
-        assert any(name.startswith(kind) for name in counts)
-    assert min(n for name, n in counts.items() if not name.startswith("concat")) >= 8
-
-
-def test_some_of_attention_is_as_large_as_in_models() -> None:
-    """Whisper's encoder has 1,500 tokens of 6 heads; matrices of one row stream from memory."""
-    ops, pairs = attention_ops(7), 6 * 1500**2
-    large = [op for op in ops if isinstance(op, Attention) and op.queries >= 1500]
-    assert any(op.heads * op.queries * op.keys > pairs for op in large)
-    products = [op for op in ops if isinstance(op, MatMul)]
-    assert max(op.flops for op in products) > 2 * 128 * 576 * 1536
-    assert max(op.bytes for op in products if op.matrix and merged(op)[0] == 1) > 32 << 20
-    for is_flavored in (True, False):
-        assert sum(bool(op.flavor) == is_flavored for op in ops if op.kind == "attention") >= 8
+def test_similar_ops_are_measured_whole() -> None:
+    similar = similar_ops(OF_MODELS, 20)
+    plain = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0])
+    tasks = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0], similar)
+    added = set(tasks) - set(plain)
+    assert set(plain) <= set(tasks)
+    shared = {task.shape for task in added if isinstance(task, SharingTask)}
+    assert shared == {op.inputs[0] for op in similar}
+    own = [task for task in added if not isinstance(task, SharingTask)]
+    assert {task.op for task in own} == set(similar)
+    assert all(task.share == 1 for task in own)

@@ -21,7 +21,7 @@ from codl.measure import timing as measuring
 from codl.measure import timing as rounds
 from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset, OpRow
-from codl.measure.drift import Anchors, Drift, calibration
+from codl.measure.drift import Drift, calibration
 from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import (
@@ -85,44 +85,6 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
     alone = Timed(machine.sample(0.001), Rounds(span_s=0.0))
     rounds.measure([alone], Rounds(span_s=0.0))
     assert level(alone.taken_s[WHOLE]) == pytest.approx(0.002)
-
-
-def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
-    machine = Machine()
-    clock(machine)
-    effort = Rounds(span_s=0.0, task_s=0.095, least=3)
-    quick, slow, slowest = (Timed(machine.sample(s), effort) for s in (0.0001, 0.015, 1.0))
-    assert (quick.settle, quick.repeats, quick.samples, quick.visits) == (6, 3, 3, 12)
-    assert (slow.settle, slow.repeats, slow.samples, slow.visits) == (0, 1, 1, 6)
-    assert slowest.visits == effort.least
-    due = [turn for turn in range(effort.visits) if slow.is_due(turn)]
-    assert due == list(range(1, 12, 2))
-    assert sum(slowest.is_due(turn) for turn in range(3 * effort.visits)) == 3 * effort.least
-    assert slow.seconds == pytest.approx(6 * 0.015)
-
-
-def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> None:
-    """Two things that share a cache, each slower in its first runs after the other one's."""
-    machine = Machine()
-    clock(machine)
-    ran: list[str] = []
-
-    def sample(name: str) -> Callable[[int], dict[str, float]]:
-        def run(repeats: int) -> dict[str, float]:
-            taken = []
-            for _ in range(repeats):
-                ran.append(name)
-                taken.append(0.002 if len(set(ran[-effort.settle - 1 :])) > 1 else 0.001)
-            machine.now += sum(taken)
-            return {WHOLE: sum(taken) / repeats}
-
-        return run
-
-    effort = Rounds(span_s=0.0, settle=4, settle_s=1.0)
-    things = [Timed(sample(name), effort) for name in "ab"]
-    rounds.measure(things, effort)
-    for thing in some(things):
-        assert set(thing.taken_s[WHOLE]) == {0.001}
 
 
 def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
@@ -301,14 +263,6 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     assert drift.slowdown(times.anchors, {}) is None
 
 
-def test_usual_levels_are_those_of_the_first_run_that_knows_a_processor(tmp_path: Path) -> None:
-    dataset = Dataset.of("test", tmp_path)
-    levels = [{"cpu": {"a": 1.0}}, {"cpu": {"a": 2.0}, "gpu": {"a": 3.0}}, {"gpu": {"a": 4.0}}]
-    runs: dict[str, Any] = {f"run{at}": {"anchors_ms": own} for at, own in enumerate(levels, 2)}
-    dataset.write_manifest({"source": "measured", "runs": {"run1": {}, **runs}})
-    assert drift.first_ms(dataset) == {("a", "cpu"): 1.0, ("a", "gpu"): 3.0}
-
-
 def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
     runs = {"run1": {}, "run2": {"calibration": {"cpu": 1.25, "gpu": 2.0}}}
@@ -320,23 +274,6 @@ def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
     assert found["conv2d_cpu_gemm"].latency_ms.tolist() == [5.0, 4.0]
 
 
-def test_rows_of_another_speed_than_the_usual_one_are_calibrated() -> None:
-    """The first batch was a fifth faster than is usual, and the second run slower by half."""
-    runs = {
-        "run1": {"anchors_ms": {"cpu": {"op": 1.2}}, "reference_ms": {"cpu": {"op": 1.0}}},
-        "run2": {"anchors_ms": {"cpu": {"op": 1.9}}, "reference_ms": {"cpu": {"op": 1.8}}},
-        "older": {"anchors_ms": {"cpu": {"op": 1.2}}},
-    }
-    found = {run: calibration(runs, run)["cpu"] for run in runs}
-    assert found == pytest.approx({"run1": 1 / 1.2, "run2": 1.5, "older": 1.0}, abs=1e-4)
-
-
-def test_the_usual_level_is_that_of_quiet_batches() -> None:
-    known = Anchors({("op", "cpu"): [1.0, 1.4, 1.01, 1.3, 1.2, 1.35]})
-    assert known.usual_ms["op", "cpu"] == pytest.approx(1.01)
-    assert known.reference_ms["op", "cpu"] == 1.0
-
-
 def test_drift_is_what_anchors_agree_on() -> None:
     assert Drift.of([]) == Drift(1.0, 0.0)
     assert Drift.of([1.2, 1.2, 1.2]) == Drift(1.2, 0.0)
@@ -344,53 +281,6 @@ def test_drift_is_what_anchors_agree_on() -> None:
     assert (one_off.factor, one_off.scatter) == (1.1, 0.0)
     apart = Drift.of([1.0, 2.0, 4.0])
     assert (apart.factor, apart.scatter) == (2.0, 0.5)
-
-
-def test_anchors_that_never_agree_may_scatter_more() -> None:
-    """Levels of batches as on a virtual machine, where each anchor goes its own way."""
-    quiet = {(op, "cpu"): [1.0, 1.0, 1.01, 1.3, 1.01] for op in "abc"}
-    busy = {
-        ("a", "gpu"): [1.0, 1.2, 1.0, 1.1, 1.0],
-        ("b", "gpu"): [1.0, 1.0, 1.1, 1.0, 1.2],
-        ("c", "gpu"): [1.0, 1.1, 1.3, 0.9, 0.9],
-    }
-    known = Anchors({**quiet, **busy})
-    assert known.scatter("cpu") == 0
-    assert 0.05 < known.scatter("gpu") < 0.2
-    assert known.tolerance["cpu"] < 0.1 < known.tolerance["gpu"]
-    assert Anchors().tolerance == known.tolerance | {"gpu": known.tolerance["cpu"]}
-
-
-class SharedCache:
-    """A machine on which a run takes twice as long after somebody else's; it logs who ran."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.ran = 0.0, list[str]()
-        monkeypatch.setattr(measuring, "perf_counter", lambda: self.now)
-
-    def run(self, name: str, seconds: float) -> Callable[[], None]:
-        def once() -> None:
-            self.now += seconds if self.ran[-1:] == [name] else 2 * seconds
-            self.ran.append(name)
-
-        return once
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> SharedCache:
-    return SharedCache(monkeypatch)
-
-
-def test_only_the_first_run_of_a_turn_meets_the_caches_of_others(machine: SharedCache) -> None:
-    runs = {name: timed(machine.run(name, seconds)) for name, seconds in (("a", 0.25), ("b", 0.5))}
-    found = interleave(runs, Effort(min_rounds=4, min_seconds=0, warm=3))[0]
-    # Where a round begins with whom the last one ended with, nobody else ran in between.
-    turns = ["".join(machine.ran[at : at + 4]) for at in range(0, len(machine.ran), 4)]
-    assert set(turns) == {"aaaa", "bbbb"}
-    for name, seconds in (("a", 0.25), ("b", 0.5)):
-        assert found[name].warm == [seconds] * 12
-        assert set(found[name].cold) <= {seconds, 2 * seconds}
-        assert found[name].cold[0] == 2 * seconds
 
 
 def test_everybody_has_one_turn_a_round_in_a_random_order() -> None:
@@ -434,8 +324,34 @@ def test_who_fails_leaves_and_the_others_go_on() -> None:
     [(1, 3.0, None, 3), (5, 0.0, 0.0, 1), (5, 0.0, 3.5, 3), (5, 0.0, None, 5)],
 )
 def test_rounds_fill_the_least_time_and_no_more_than_the_most(
-    least: int, least_s: float, most_s: float | None, rounds: int, machine: SharedCache
+    least: int, least_s: float, most_s: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     effort = Effort(min_rounds=least, min_seconds=least_s, warm=3, max_seconds=most_s)
-    found = interleave({"a": timed(machine.run("a", 0.25))}, effort)[0]["a"]
+    runs: list[None] = []
+    monkeypatch.setattr(measuring, "perf_counter", lambda: 0.25 * len(runs))
+    found = interleave({"a": timed(lambda: runs.append(None))}, effort)[0]["a"]
     assert (len(found.cold), len(found.warm)) == (rounds, 3 * rounds)
+
+
+def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> None:
+    """Two things that share a cache, each slower in its first runs after the other one's."""
+    machine = Machine()
+    clock(machine)
+    ran: list[str] = []
+
+    def sample(name: str) -> Callable[[int], dict[str, float]]:
+        def run(repeats: int) -> dict[str, float]:
+            taken = []
+            for _ in range(repeats):
+                ran.append(name)
+                taken.append(0.002 if len(set(ran[-effort.settle - 1 :])) > 1 else 0.001)
+            machine.now += sum(taken)
+            return {WHOLE: sum(taken) / repeats}
+
+        return run
+
+    effort = Rounds(span_s=0.0, settle=4, settle_s=1.0)
+    things = [Timed(sample(name), effort) for name in "ab"]
+    rounds.measure(things, effort)
+    for thing in some(things):
+        assert set(thing.taken_s[WHOLE]) == {0.001}

@@ -8,9 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.devices import here
+from support.simulated import SOC
 from support.variants import with_variants
 from support.whole_way import QUICK
 
@@ -19,7 +21,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
-from codl.ir.records.tuned import Trial, Tuned
+from codl.ir.records.tuned import Choices, Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -28,14 +30,13 @@ from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.budget import Budget
-from codl.measure.closeness import tolerance
 from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
-from codl.measure.op_runner import GpuWork, bench, operands
+from codl.measure.op_runner import bench, operands
 from codl.measure.runner import Bench
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Protocol
-from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune, tune_tasks
+from codl.measure.tuner import TuneTask, check_same, is_faster, propose, tune
 from codl.predict import features
 from codl.predict.training import train
 from codl.runtime.opencl import OpenClDevice
@@ -136,23 +137,6 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert gpu.programs.compiled == before
 
 
-VARIANTS = ("gpu_direct", "gpu_winograd", "gpu_direct_image_fp16")
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_choice_may_be_off_by_what_rounding_costs_each_of_two(name: str) -> None:
-    variant = registry.find(OP, name)
-    expected = np.linspace(-4, 4, 50, dtype=np.float32)
-    for off, is_same in ((1.98, True), (2.02, False)):
-        output = expected.copy()
-        output[20] += off * tolerance(variant) * 4
-        assert _is_same(variant, output, expected) is is_same
-        tiny = 1e-5 * expected  # beside the least that counts
-        output = tiny.copy()
-        output[20] += off * tolerance(variant) * 1e-3
-        assert _is_same(variant, output, tiny) is is_same
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_so_in_both_and_hides_nothing(odd: float) -> None:
     variant = GpuDirect()
@@ -202,33 +186,6 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
     assert [len(work._kernels) for work in works] == [30, 1]
 
 
-def test_training_on_what_was_measured_before_the_tuning_says_so(
-    first_soc: Soc, variant: Any, tmp_path: Path
-) -> None:
-    soc, dataset = first_soc, Dataset.of("test", tmp_path)
-    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
-    Collection(LocalTarget(soc), dataset, tasks, rounds=QUICK).run()
-    how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
-    assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
-    tuning = Tuning.of([result(variant, soc, FAST)])
-    (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
-    assert "Kernels were tuned after run1" in note
-
-
-@pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize(
-    ("choices", "default_ms"), [((FAST, {"repeats": 20}), 0.1), ((BROKEN, FAST), None)]
-)
-def test_the_fastest_is_taken_whether_it_is_the_default_or_the_default_fails(
-    choices: tuple[Choice, ...], default_ms: float | None, gpu: OpenClDevice, variant: Any
-) -> None:
-    variant.all = choices
-    (found,) = tune(gpu, [TuneTask(OP, variant)]).results
-    assert found.choice == FAST
-    assert found.default_ms == (default_ms and pytest.approx(default_ms))
-    assert found.best_ms == pytest.approx(0.1)
-
-
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, {"repeats": -2})
     done = tune(gpu, [TuneTask(OP, variant)])
@@ -257,15 +214,6 @@ def test_nothing_is_tuned_under_another_drivers_name(soc: Soc, variant: Any) -> 
         pytest.raises(MismatchError, match="writes it anew"),
     ):
         tune(here(stale).device, [TuneTask(OP, variant)])
-
-
-def test_every_gpu_variant_of_every_op_and_part_is_a_task(first_soc: Soc) -> None:
-    ops = [OP, parse("pooling in=1x32x10x10 kernel=2x2 stride=2")]
-    whole = {task.key for task in tune_tasks(ops, first_soc, [1.0])}
-    assert (to_text(OP), "gpu_direct") in whole
-    assert {op for op, _ in whole} == {to_text(op) for op in ops}
-    parts = {task.key for task in tune_tasks(ops, first_soc, [0.5, 1.0])}
-    assert whole < parts
 
 
 def fake_trials(choices: Any, cost: Callable[[Choice], float]) -> dict[Any, Trial]:
@@ -317,10 +265,61 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
 
 
-def test_what_is_measured_is_the_op(gpu: OpenClDevice) -> None:
-    inputs, weights = operands(OP)
-    plan = GpuDirect().plan(OP, gpu.soc)  # type: ignore[arg-type]
-    work = GpuWork(gpu, OP, plan, weights, inputs)
-    work(3)
-    expected = OP.reference([x.astype(np.float64) for x in inputs], weights)
-    np.testing.assert_allclose(work.output(), expected, rtol=1e-3, atol=1e-3)
+def test_training_on_what_was_measured_before_the_tuning_says_so(
+    first_soc: Soc, variant: Any, tmp_path: Path
+) -> None:
+    soc, dataset = first_soc, Dataset.of("test", tmp_path)
+    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
+    Collection(LocalTarget(soc), dataset, tasks, rounds=QUICK).run()
+    how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
+    assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
+    tuning = Tuning.of([result(variant, soc, FAST)])
+    (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
+    assert "Kernels were tuned after run1" in note
+
+
+OTHER = parse("conv2d in=1x32x28x28 oc=64 kernel=3x3 pad=1")
+
+
+@pytest.fixture
+def winograd() -> Any:
+    return registry.find(OP, "gpu_winograd")
+
+
+def test_another_source_or_an_unknown_choice_does_not_hold(winograd: Any) -> None:
+    other = winograd.choices(OP, SOC)[1]
+    for stale in (
+        result(winograd, SOC, other, source="another"),
+        replace(result(winograd, SOC, other), choice={"nothing": 1}),
+    ):
+        assert Tuning.of([stale]).choice(winograd, OP, SOC) is None
+
+
+def test_a_batch_takes_the_choice_of_one_image_where_images_are_computed_one_by_one() -> None:
+    batch = parse("conv2d in=3x16x12x12 oc=32 kernel=3 pad=1")
+    for name in ("gpu_winograd", "gpu_direct", "gpu_gemm"):
+        variant: Any = registry.find(OP, name)
+        other = variant.choices(OP, SOC)[-1]
+        of_one = Tuning.of([result(variant, SOC, other)]).choice(variant, batch, SOC)
+        assert of_one == (None if variant.plan(batch, SOC).whole_batch else other)
+
+
+def test_the_fingerprint_tells_choices_apart_and_nothing_else(winograd: Any) -> None:
+    first, second = (result(winograd, SOC, choice) for choice in winograd.choices(OP, SOC)[1:3])
+    known = Tuning.of([first]).fingerprint
+    assert known not in ("", Tuning.of([second]).fingerprint)
+    assert Tuning.of([replace(first, best_ms=0.5, trials=(), measured="")]).fingerprint == known
+    both = [first, result(winograd, SOC, first.choice, OTHER)]
+    assert Tuning.of(both).fingerprint == Tuning.of(both[::-1]).fingerprint != known
+    default = replace(first, best_ms=2.0)
+    assert Tuning.of([default]).fingerprint == "", "the default won"
+
+
+def test_another_process_is_sent_the_same_choices(winograd: Any) -> None:
+    """Trials are not sent."""
+    tuning = Tuning.of([result(winograd, SOC, winograd.choices(OP, SOC)[1])])
+    sent = msgspec.convert(msgspec.to_builtins(tuning.choices), Choices)
+    assert not any(result.trials for result in sent.results)
+    there = Tuning.of_choices(sent)
+    assert there.fingerprint == tuning.fingerprint
+    assert there.choice(winograd, OP, SOC) == tuning.choice(winograd, OP, SOC) is not None

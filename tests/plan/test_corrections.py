@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from support.plans import row
 from support.simulated import SOC
-from support.some import some
-from support.synthetic_predictors import SyntheticPredictors, inside
+from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import parse
 from codl.ir.executable import Executable, GpuOp, NetLayer
-from codl.ir.records.profile import PlanRun, span_of
-from codl.ir.records.results import TimeSpan
+from codl.ir.records.profile import PlanRun
 from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
@@ -22,8 +20,7 @@ from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.corrections import Evidence, OpRatio, ProfileCorrections, corrected, op_ratios
 from codl.plan.cost_model import CostModel
-from codl.plan.price import ProfiledTimes, price, stage_times
-from codl.runtime.loaded import totals_ms
+from codl.plan.price import price, stage_times
 
 CONV = "conv2d in=1x64x{h}x56 oc={oc} kernel=3x3 pad=1"
 TARGET = "conv2d_gpu_direct"
@@ -68,27 +65,6 @@ def test_a_variant_that_did_not_run_gets_what_is_usual_on_its_processor() -> Non
     assert factor(everywhere, texts[3], TARGET) == 1.0
 
 
-def test_noise_is_averaged() -> None:
-    text = CONV.format(h=40, oc=64)
-    noisy = ProfileCorrections([sample(text, ratio) for ratio in (1.5, 6.0) * 20])
-    assert factor(noisy, text) == pytest.approx(3.0, rel=0.1)
-
-
-@pytest.mark.parametrize("side", ["cpu", "gpu"])
-def test_corrected_costs_are_those_times_the_factors_but_for_calls_of_nets(side: Processor) -> None:
-    op = parse(CONV.format(h=40, oc=64))
-    costs = {side: inside(0.01)}
-    cost = CostModel(SOC, SyntheticPredictors(gpu=2.0, inside=costs))
-    name, before = next(iter(cost.prefetch([op], side)[0].items()))
-    corrections = ProfileCorrections([OpRatio(side, f"conv2d_{name}", op, 3.0)])
-    after = cost.corrected(corrections.factors).prefetch([op], side)[0][name]
-    times = float(corrections.factors(side, f"conv2d_{name}", [op])[0])
-    call_ms = 0.01 if side == "cpu" else 0.0
-    expected_ms = call_ms + times * (before.latency_ms - call_ms)
-    assert after.latency_ms == pytest.approx(expected_ms)
-    assert times > 2
-
-
 def executable_of(cost: CostModel) -> tuple[Executable, PlanRun]:
     """A plan of two chains, and what is known of it where nothing ran."""
     network = row(3)
@@ -98,22 +74,6 @@ def executable_of(cost: CostModel) -> tuple[Executable, PlanRun]:
     executable = lower(network, plan, SOC, Tuning())
     digest = executable.digest(weights=False)
     return executable, PlanRun(plan=plan, executable=digest, latency_ms=1.0, parts_ms={})
-
-
-def test_totals_of_a_profile_lie_over_stages_as_its_spans_do() -> None:
-    executable, _ = executable_of(CostModel(SOC, SyntheticPredictors()))
-    names = [name for x in executable.commands if (name := span_of(executable, x)) is not None]
-    spans = [TimeSpan("cpu", *name, at, at + 1 + len(name.label)) for at, name in enumerate(names)]
-    by_span, by_total = (
-        ProfiledTimes.of(executable, spans),
-        ProfiledTimes.of_totals(executable, totals_ms(spans)),
-    )
-    for times in (by_span.nets_ms, by_span.kernels_ms, by_span.transfers_ms):
-        assert some(times)
-    assert by_total.nets_ms == pytest.approx(by_span.nets_ms)
-    assert by_total.kernels_ms == pytest.approx(by_span.kernels_ms)
-    for step in some(by_span.transfers_ms):
-        assert by_total.transfers_ms[step] == pytest.approx(by_span.transfers_ms[step])
 
 
 def law(executable: Executable, slower: Mapping[str, float], *, layers: bool) -> PlanRun:

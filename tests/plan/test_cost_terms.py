@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors, inside
@@ -13,7 +14,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors, inside
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, Shape, parse
+from codl.ir import Network, parse
 from codl.ir.plan import Chain, Plan
 from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.types import PROCESSORS, Processor
@@ -22,7 +23,7 @@ from codl.lower.lowering import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
-from codl.plan.cost_model import CostModel, SignalCosts
+from codl.plan.cost_model import CostModel
 from codl.predict.in_network_cost import InNetworkCost
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
@@ -99,22 +100,6 @@ def test_each_cost_inside_a_network_makes_a_plan_dearer(
     assert price(network, rest) < price(network, every)
 
 
-def test_launches_cost_the_cpu_and_nets_of_many_ops_save_calls(network: Network) -> None:
-    every = SyntheticPredictors.with_all_terms(inside={}, dispatch={})
-    plain_ms = price(network, every)
-    launches = replace(every, asked=[], dispatch={"gpu": Line(0.0, 5e4)})
-    assert plain_ms < price(network, launches)
-    # Nets are called once, however many ops they have.
-    calls = replace(every, asked=[], inside={"cpu": InNetworkCost(call_ms=1.0)})
-    assert price(network, calls) == pytest.approx(plain_ms + 3)
-
-
-def test_images_at_once_are_cheaper_than_one_after_the_other(network: Network) -> None:
-    every = SyntheticPredictors.with_all_terms()
-    dear = replace(every, asked=[], batch={"cpu": 1.0, "gpu": 1.0})
-    assert price(network, every) < price(network, dear)
-
-
 def slow_elsewhere(target: str) -> float:
     """Convolutions are faster in images, all else in buffers."""
     return 2.0 if target.startswith("conv2d") != ("_image" in target) else 1.0
@@ -169,35 +154,10 @@ def test_kernels_that_transform_and_copy_rest_too_and_maps_do_not() -> None:
     assert limited.sharing_ms("relayout", OP.output) == 2 * copied_ms > 0
 
 
-def test_a_transfer_that_is_known_as_a_whole_is_as_it_was() -> None:
-    limited, usual = limited_cost(GpuLimits(gpu_duty=0.5)), limited_cost(UNLIMITED)
-    parts = [cost.sharing_parts("to_gpu", OP.output) for cost in (limited, usual)]
-    assert parts[0] == parts[1]
-
-
-PARTS = {"transform": 0.01, "sync": 0.003, "map": 0.05, "unmap": 0.02, "copy": 0.1}
-
-
-def test_a_measured_wait_takes_the_place_of_the_least_one() -> None:
-    inside = SignalCosts(first_launch_ms=0.015, wait_ms=0.025).inside(PARTS)
-    assert inside["sync"] == 0.025
-    assert inside["map"] == pytest.approx(0.05 - 0.04)
-    assert inside["unmap"] == 0.0
-    assert (inside["transform"], inside["copy"]) == (0.01, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("costs", "parts"),
-    [(SignalCosts(), PARTS), (SignalCosts(0.015, 0.025), {"copy": 0.3})],
-    ids=["no waits", "no parts"],
-)
-def test_what_is_not_known_changes_nothing(costs: SignalCosts, parts: dict[str, float]) -> None:
-    assert costs.inside(parts) == parts
-
-
-def test_a_dataset_without_signals_is_priced_by_its_parts() -> None:
-    lines = {"to_cpu": {part: Line(ms) for part, ms in PARTS.items()}}
-    predictors = SyntheticPredictors(parts=lines)  # type: ignore[arg-type]
-    cost = CostModel(SOC, predictors)
-    assert cost.transfer_parts("to_cpu", Shape(1, 8, 8, 8)) == PARTS
-    assert cost.signals == SignalCosts()
+def test_split_kernels_cost_launches_and_everything_the_rest() -> None:
+    taken_ms = np.array([0.0, 0.5, 1.0, 3.5])
+    limits = GpuLimits(max_kernel_ms=1.0, gpu_duty=0.5)
+    assert limits.launches(taken_ms).tolist() == [1, 1, 1, 4]
+    assert limits.kept_ms(taken_ms, 0.1).tolist() == pytest.approx([0.0, 1.0, 2.0, 7.6])
+    assert limits.rest == 1.0
+    assert UNLIMITED.kept_ms(taken_ms, 0.1).tolist() == taken_ms.tolist()

@@ -8,28 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.simulated import REPLAYED, SOC
-from support.synthetic_predictors import Line, SyntheticPredictors, of_few_kinds
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors, of_few_kinds
 
-from codl.frontend.convert import convert, load_network, simplify
+from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Layer, Network, Op, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
 from codl.lower.partition import partition_plan
-from codl.plan import chain_costs
-from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import (
     OTHERS_SHARE,
     PRODUCTS_SHARE,
     SAFETY,
-    EstimatingPredictors,
     covered,
     rates_of,
 )
-from codl.plan.search import search
-from codl.plan.shards import ANY
 from codl.plan.strategies import STRATEGIES, Context, find
 
 
@@ -94,27 +89,6 @@ def test_rates_are_those_of_what_was_measured() -> None:
     )
 
 
-def test_what_nobody_measured_may_be_cut_anywhere() -> None:
-    """On a replayed SoC it takes no time on either processor, which no cut balances."""
-    network = load_network("op_chain")
-    convolutions = SyntheticPredictors(gpu=2.0, kinds=("conv2d",))
-    plan = search(network, CostModel(REPLAYED, convolutions), "codl")
-    plan.check(network, REPLAYED.name)
-    others = [layer.name for layer in network.layers if layer.op.kind != "conv2d"]
-    assert [name for name in plan.not_counted if name in others] == others
-
-
-def test_what_has_a_predictor_keeps_it(network: Network) -> None:
-    cost = covered(CostModel(SOC, of_few_kinds()), network)
-    assert isinstance(cost.predictors, EstimatingPredictors)
-    assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
-    conv = network.layers[0].op
-    target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
-    expected = of_few_kinds().latency_ms(target, [conv])
-    np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
-    assert covered(cost, network) is cost
-
-
 def test_an_op_that_stands_for_others_takes_what_they_take() -> None:
     """Attention that nobody measured, where its products were measured and a softmax was not."""
     op = parse("attention in=1x2x64x16,1x2x64x16,1x2x64x16 scale=0.25")
@@ -153,24 +127,3 @@ def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
     # Four times the work of what was measured takes four times as long at most.
     assert scaled_ms == pytest.approx(4 * own_ms[0])
     assert own_ms[2] < scaled_ms < rates.latency_ms(ops[2])
-
-
-def test_nets_of_two_engines_pack_and_unpack_between_them(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A convolution and a product in ncnn, and a softmax in ONNX Runtime between them."""
-    packing = Line(0.01, 0.1)
-    # Each op is in its fastest library, whatever changes cost.
-    each = np.full(len(network.layers), ANY)
-    monkeypatch.setattr(chain_costs, "cpu_libraries", lambda network, cost: each)
-    costs = [covered(CostModel(SOC, of_few_kinds(packing=own)), network) for own in (None, packing)]
-    (chain,) = [chain_of(network.layers, "H", 0.0)]
-    plans = [make_plan(network, c, [chain], strategy="test", sharing="missing") for c in costs]
-    variants = [own["cpu"] for own in plans[0].chains[0].variants.values()]
-    assert [name == "cpu_ort" for name in variants] == [False, True, False]
-    image, inner = next(iter(network.inputs.values())), network.layers[0].op.output
-    # The input is packed; what the convolution makes is unpacked for the softmax, and packed again
-    # for the product, which packs what the softmax made too; the result is unpacked.
-    packed_ms = packing.at([image.bytes, *[inner.bytes] * 4]).sum()
-    plain_ms, all_ms = (plan.predicted_ms or 0.0 for plan in plans)
-    assert all_ms - plain_ms == pytest.approx(packed_ms)

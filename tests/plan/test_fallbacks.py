@@ -20,7 +20,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.plan.build_plan import for_soc, with_fallbacks
 from codl.plan.cost_model import CostModel
-from codl.plan.op_placement import predicted
 from codl.plan.search import search
 
 NETWORK = small_network()
@@ -44,16 +43,6 @@ def test_a_layer_that_goes_to_the_other_processor_is_cut_out_of_its_chain() -> N
     assert plan.chains[1].variants == {"op1": {"cpu": "cpu_direct"}}
     assert [one.ops for one in plan.chains[3:]] == [one.ops for one in PLAN.chains[1:]]
     lower(NETWORK, plan, SOC, Tuning())
-
-
-def test_the_placement_says_so() -> None:
-    rows = predicted(NETWORK, with_fallbacks(NETWORK, PLAN, [OTHER]), SOC, None)
-    reasons = {(row.op, row.processor): row.reason for row in rows}
-    assert reasons["op1", "gpu"] == "in place of gpu_direct: wrong: 3 NaN"
-    assert "in place of" not in reasons["op1", "cpu"]
-    assert {(row.layout, row.stored, row.accumulated) for row in rows} >= {
-        ("blocked", "float32", "float32")
-    }
 
 
 def test_a_plan_keeps_them_in_its_file(tmp_path: Path) -> None:

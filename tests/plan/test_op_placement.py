@@ -22,7 +22,6 @@ from codl.plan.build_plan import preferring
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.op_placement import measured, predicted
-from codl.report.tables import placement_content
 from codl.runtime.loaded import totals_ms
 
 
@@ -115,11 +114,3 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
     assert sum(shares) == pytest.approx(3.0)
     expected = [one.latency_ms or 0.0 for one in before[2:4]]
     assert shares[0] / shares[1] == pytest.approx(expected[0] / expected[1])
-
-
-def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: Plan) -> None:
-    rows = predicted(network, plan, SOC, None)
-    (summary,) = placement_content(rows, "predicted").sections
-    names = [row.cells[0] for row in summary.rows]
-    assert names == ["cumsum", "1 op", "2 ops", "1 op"]  # ncnn, OpenCL, ONNX Runtime
-    assert len(placement_content(rows, "predicted", every=True).sections[0].rows) == 5

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
-from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, parse, to_text
+from codl.ir import Network, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.records.results import SINGLES
 from codl.ir.records.soc import Soc
-from codl.ir.types import PROCESSORS, Direction
+from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
@@ -33,8 +31,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.price import TransferCost, after_stage
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
-from codl.plan.strategies import STRATEGIES, Context, find, ideal
-from codl.predict.in_network_cost import InNetworkCost
+from codl.plan.strategies import STRATEGIES, Context, ideal
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +58,6 @@ def test_a_faster_gpu_gets_more(network: Network, gpu: float, ratio: float) -> N
         assert single.chain.gpu_ratio == pytest.approx(ratio, abs=0.1)
 
 
-def test_costly_sharing_means_one_processor(network: Network) -> None:
-    plan_of = search(network, gpu=2.0, fixed=1e3)
-    chains = greedy_chains(plan_of)
-    assert all(c.chain.gpu_ratio in (0.0, 1.0) for c in chains)
-
-
 def test_costly_sharing_makes_long_chains(network: Network) -> None:
     cheap = greedy_chains(search(network, fixed=1e-6, per_mb=0))
     dear = greedy_chains(search(network, fixed=0.2, per_mb=0))
@@ -82,36 +73,6 @@ def test_chains_cover_the_layers_once_and_are_not_slower_than_single_ops(network
     assert sum(c.latency_ms for c in chains) <= single_ms + 1e-9
 
 
-def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
-    """Both directions at once, worked out by hand."""
-    to_cpu = {"transform": 0.5, "map": 0.1, "copy": 0.3, "unmap": 0.05}
-    to_gpu = {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2}
-    parts = {"to_cpu": constant(to_cpu), "to_gpu": constant(to_gpu)}
-    cost = CostModel(SOC, SyntheticPredictors(parts=parts))  # type: ignore[arg-type]
-    shape = next(iter(network.inputs.values()))
-    ways: tuple[Direction, ...] = ("to_gpu", "to_cpu")
-    moves = [TransferCost.of(way, cost.sharing_parts(way, shape)) for way in ways]
-    cpu, gpu = after_stage((1.0, 2.0), moves, 0.2, (10.0, 4.0), copies_ms=0.5)
-    # The GPU transforms till 2.5. The CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
-    # takes it from 2.5 to 3.3, copies and computes to 7.8. The CPU waits for the map at 2.6, copies
-    # to 2.95 and computes.
-    assert gpu == pytest.approx(7.8)
-    assert cpu == pytest.approx(2.95 + 10.0)
-    # With nothing to wait for, enqueueing is what the CPU begins with.
-    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
-
-
-def constant(parts: dict[str, float]) -> dict[str, Line]:
-    return {part: Line(ms) for part, ms in parts.items()}
-
-
-def test_parts_are_predicted_in_few_batches(network: Network) -> None:
-    law = SyntheticPredictors()
-    ChainSearch(network, CostModel(SOC, law))
-    most = max(Counter(law.asked).values())
-    assert most == 2  # whole ops, and then parts
-
-
 def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
     s = search(network)
     plan = s.plan("test", greedy_chains(s))
@@ -121,21 +82,15 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
     broken: list[tuple[Any, str]] = [
         ("{", "not JSON"),
         (content | {"version": 99}, "version: expected a plan of version 1"),
-        ({k: v for k, v in content.items() if k != "soc"}, "soc: the key is missing"),
         (content | {"chainz": []}, "Did you mean 'chains'?"),
         (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
-        (with_chain(content, gpu_ratio=True), r"chains[0].gpu_ratio: expected float, got True"),
-        (content | {"predicted_ms": float("nan")}, "not JSON"),
-        (content | {"predicted_ms": 1e308}, "predicted_ms: expected float <= 1"),
         (content | {"predicted_ms": -1.0}, "predicted_ms: expected float >= 0.0, got -1.0"),
         (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
         (with_chain(content, ops=[]), "chains[0].ops: expected array of length >= 1, got []"),
-        (with_chain(content, ops=[7]), "chains[0].ops[0]: expected str, got 7"),
         (
             with_chain(content, variants={"a": "cpu_direct"}),
             "chains[0].variants[...]: expected object, got",
         ),
-        (with_chain(content, dims="H"), "chains[0]: Unknown key 'dims'. Did you mean 'dim'?"),
     ]
     for text, message in broken:
         path.write_text(text if isinstance(text, str) else json.dumps(text))
@@ -219,37 +174,6 @@ def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path
         ideal.bound(network, replace(SOC, name="new"), Dataset.of("new", tmp_path))
 
 
-def test_unknown_strategy() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'codl-paper'"):
-        find("codl-papr")
-
-
-def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
-    costs = InNetworkCost(1.5, 0.25, 1e-6, 8e-6, 2e-6)
-    inside = CostModel(SOC, SyntheticPredictors(inside={"cpu": costs}))
-    op = parse("conv2d in=1x8x6x5 oc=4 kernel=1x1")
-    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([op], "cpu")
-    more_ms = 0.25 + 1e-6 * 4 * (8 * 4 + 4) + 2e-6 * 4 * (240 + 120)
-    assert inside.fastest_ms([op], "cpu") == [pytest.approx(1.5 * alone_ms + more_ms)]
-    # What does not stay in a cache where the op is alone is as far away there.
-    large = parse("eltwise in=1x64x160x160,1x64x160x160")
-    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([large], "cpu")
-    assert inside.fastest_ms([large], "cpu") == [pytest.approx(1.5 * alone_ms + 0.25)]
-    assert inside.fastest_ms([large], "gpu") == [pytest.approx(alone_ms)]
-
-
-def test_images_one_after_another_are_a_call_each() -> None:
-    """So several ops in a net never save more calls than they had."""
-    predictors = SyntheticPredictors(inside=dict.fromkeys(PROCESSORS, InNetworkCost(call_ms=1.0)))
-    soc = replace(SOC, cpu=replace(SOC.cpu, threads=2))
-    cost = CostModel(soc, predictors)
-    op = parse("conv2d in=8x8x6x5 oc=4 kernel=1x1")
-    (plain_ms,) = CostModel(soc, SyntheticPredictors()).fastest_ms([op], "cpu")
-    assert cost.fastest_ms([op], "cpu") == [pytest.approx(plain_ms + 4)]
-    saved_ms = 2 * float(cost.turns(np.array(8.0))) * cost.inside("cpu").call_ms  # of three ops
-    assert saved_ms == pytest.approx(2 * 4)
-
-
 def test_two_processors_must_be_worth_it(network: Network) -> None:
     cost = CostModel(SOC, SyntheticPredictors())
     plan = best_plan(network, cost, "codl")
@@ -268,3 +192,26 @@ def test_two_processors_must_be_worth_it(network: Network) -> None:
             assert found.predicted_ms == least_ms
             assert len(found.chains) == 1
             assert "alone" in found.method
+
+
+def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
+    """Both directions at once, worked out by hand."""
+    to_cpu = {"transform": 0.5, "map": 0.1, "copy": 0.3, "unmap": 0.05}
+    to_gpu = {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2}
+    parts = {"to_cpu": constant(to_cpu), "to_gpu": constant(to_gpu)}
+    cost = CostModel(SOC, SyntheticPredictors(parts=parts))  # type: ignore[arg-type]
+    shape = next(iter(network.inputs.values()))
+    ways: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+    moves = [TransferCost.of(way, cost.sharing_parts(way, shape)) for way in ways]
+    cpu, gpu = after_stage((1.0, 2.0), moves, 0.2, (10.0, 4.0), copies_ms=0.5)
+    # The GPU transforms till 2.5. The CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
+    # takes it from 2.5 to 3.3, copies and computes to 7.8. The CPU waits for the map at 2.6, copies
+    # to 2.95 and computes.
+    assert gpu == pytest.approx(7.8)
+    assert cpu == pytest.approx(2.95 + 10.0)
+    # With nothing to wait for, enqueueing is what the CPU begins with.
+    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
+
+
+def constant(parts: dict[str, float]) -> dict[str, Line]:
+    return {part: Line(ms) for part, ms in parts.items()}

@@ -1,33 +1,41 @@
-"""What tables say that chains take is what a walk over the commands of their executable says."""
+"""What tables and vectorised cuts say of chains is what lowering and a walk over commands say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
+from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.every_plan import cuts, every_chain, least_ms
 from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors, synthetic_predictors
+from support.some import some
+from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_predictors
 
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network
+from codl.ir import Network, Region, Shape
 from codl.ir.plan import Chain, Plan
 from codl.ir.records.soc import Soc
+from codl.ir.region import Span
 from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
+from codl.lower.partition import chain_outputs, cut, missing_regions
+from codl.plan import parts as boxes
 from codl.plan.beam_search import fastest
 from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
+from codl.plan.parts import Walk
 from codl.plan.price import ProfiledTimes, paced, predicted_timeline, price, stage_times, walk
-from codl.plan.search import Candidates, search
+from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 FLAGS = {"fine_grained_svm": True, "svm_atomics": True, "signal": "flag"}
@@ -160,6 +168,30 @@ def test_no_plan_is_faster_than_what_an_exhaustive_search_finds(
     assert beam.latency_ms == pytest.approx(best_ms, rel=1e-9)
 
 
+LAWS = st.builds(
+    lambda gpu, fixed, per_mb: SyntheticPredictors(gpu=gpu, exchange=Line(fixed, per_mb)),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([1e-4, 0.01, 0.1, 3.0]),
+    st.sampled_from([0.0, 0.1, 2.0]),
+)
+
+
+@given(name=st.sampled_from(sorted(SMALL)), law=LAWS)
+@settings(max_examples=8, derandomize=True)
+def test_a_search_loses_little_by_what_it_leaves_out(name: str, law: SyntheticPredictors) -> None:
+    """Against all chains at all ratios, op by op, and by the paper's algorithm."""
+    network, cost = SMALL[name], CostModel(SOC, law)
+    candidates = Candidates(network, cost)
+    some_ms = fastest(candidates.costs, candidates.starting).latency_ms
+    all_ms = fastest(*every_chain(network, cost), widest=10**6).latency_ms
+    assert all_ms * (1 - 1e-9) <= some_ms <= 1.03 * all_ms
+    found_ms = search(network, cost, "test").predicted_ms or inf
+    assert found_ms <= some_ms * (1 + 1e-9)
+    alone = ChainSearch(network, cost, "missing")
+    for chains in (single_ops(alone), greedy_chains(alone)):
+        assert found_ms <= (alone.plan("test", chains).predicted_ms or inf) * 1.01
+
+
 def test_parts_of_the_runs_that_count_add_up() -> None:
     """Each run but the first is disturbed, in another part each time."""
     parts = [(1.0, 1.0), (4.0, 1.0), (1.0, 4.5), (1.0, 5.0), (5.5, 1.0), (90.0, 1.0), (1.0, 99.0)]
@@ -170,3 +202,74 @@ def test_parts_of_the_runs_that_count_add_up() -> None:
     assert found.kernels_ms == {1: pytest.approx(sum(gpu for _, gpu in near) / 3)}
     assert sum(found.stages_ms) == pytest.approx(found.nets_ms[0] + found.kernels_ms[1])
     assert ProfiledTimes.typical(runs[:1]) == runs[0]
+
+
+SHAPE = Shape(3, 12, 9, 5)
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> Region:
+    """Of a tensor of `SHAPE`; not empty."""
+    spans = []
+    for size in SHAPE[:3]:
+        start = draw(st.integers(0, size - 1))
+        spans.append(Span(start, draw(st.integers(start + 1, size))))
+    return Region(*spans)
+
+
+@given(held=st.one_of(st.none(), regions()), need=regions())
+@settings(max_examples=300, derandomize=True)
+def test_what_is_missing_has_the_sizes_of_what_moves(held: Region | None, need: Region) -> None:
+    _, moved = missing_regions(SHAPE, held, need, "missing")
+    expected = [tuple(piece.shape(SHAPE))[:3] for piece in moved]
+    rows = (np.array([boxes.box(one)], np.int64) for one in (held, need))
+    assert sorted(map(tuple, boxes.missing_sizes(*rows).tolist())) == sorted(expected)
+
+
+@given(regions(), regions())
+def test_the_larger_entries_are_the_box_around_both(one: Region, other: Region) -> None:
+    joined = np.maximum(boxes.box(one), boxes.box(other)).tolist()
+    assert boxes.region(joined) == one.join(other)
+
+
+@given(network=random_networks(), data=st.data())
+@settings(max_examples=60, derandomize=True)
+def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject) -> None:
+    """Every part, and what is read from outside and left, of chains of all lengths at once."""
+    layers, ratios = network.layers, [0.0, 0.2, 0.5, 0.85, 1.0]
+    stop = data.draw(st.integers(1, len(layers)))
+    dim = data.draw(st.sampled_from(["H", "OC", "N"]))
+    step = data.draw(st.integers(0, len(ratios) - 1))
+    starts = frozenset(data.draw(st.sets(st.integers(0, stop - 1), min_size=1)))
+    if 0 < step < len(ratios) - 1 and not all(dim in x.op.dims for x in layers[:stop]):
+        dim, step = "H", 0
+    costs = ChainCosts(network, CostModel(SOC, SyntheticPredictors()), ratios)
+    walk = Walk(stop, dim, step, starts)
+    steps = {one.layer: one for one in costs.halo([walk]).steps()}
+    for candidate in some(costs.evaluate([walk])):
+        own = layers[candidate.start : stop]
+        outputs = chain_outputs(network, own)
+        shards = cut(own, outputs, dim, ratios[step], block=SOC.gpu.vector_width)
+        for side, shard in some(enumerate(shards)):
+            expected = {part.layer.output: part.region for part in shard.parts}
+            numbers = {x.output: int(steps[k].parts[0, side])
+                       for k, x in enumerate(own, candidate.start)}  # fmt: skip
+            cut_boxes = {name: costs.table.boxes[number] for name, number in numbers.items()}
+            assert {n: boxes.region(b) for n, b in cut_boxes.items() if boxes.is_something(b)} == (
+                expected
+            )
+            for rows, regions_of in (
+                (candidate.reads, shard.inputs),
+                (candidate.writes, shard.left(outputs)),
+            ):
+                table = {
+                    name: costs.regions.boxes[number]
+                    for name, owner, number in costs.named(candidate.start, rows)
+                    if owner == side
+                }
+                # Constants that one layer alone reads are there from the start.
+                assert {name: boxes.region(box) for name, box in table.items()} == {
+                    n: r
+                    for n, r in regions_of.items()
+                    if not r.is_empty and n not in costs.private_tensors
+                }

@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 from support.plans import planned, row
 from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
-from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_predictors
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, Op
 from codl.ir.ops.base import split
 from codl.ir.plan import Chain, Plan
@@ -29,7 +25,7 @@ from codl.lower.lowering import lower
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
-from codl.plan.waterfall import left_whole, lossless, predicted_totals, side_by_side_ms
+from codl.plan.waterfall import left_whole, predicted_totals, side_by_side_ms
 from codl.predict.in_network_cost import InNetworkCosts
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
@@ -90,50 +86,12 @@ def test_two_convolutions_in_a_chain_by_hand() -> None:
     assert totals[-1].chains_ms == pytest.approx((25 / 24 * op_ms + 0.01, 0.01))
 
 
-@pytest.mark.parametrize(
-    ("layers", "cut", "gpu", "bound", "cuts", "chains"),
-    [
-        # The second convolution reads all channels of the first: each side computes all of that.
-        (2, (2, "OC", 0.5), 1.0, 1.0, 0.0, 0.5),
-        # A bad ratio: of 24 rows 4 are the GPU's share, and 12 are planned.
-        (1, (1, "H", 0.5), 0.2, 1 / 1.2, 0.0, 12 / 24 / 0.2 - 20 / 24),
-        # The CPU's share would be 0.8 rows of 24: it gets none.
-        (1, (1, "H", 1.0), 29.0, 1 / 30, 1 / 29 - 1 / 30, 0.0),
-    ],
-)
-def test_computing_by_hand(
-    layers: int, cut: Any, gpu: float, bound: float, cuts: float, chains: float
-) -> None:
-    """In units of the CPU's time of one convolution of 24 rows."""
-    network, predictors = row(layers), replace(PLAIN, gpu=gpu, asked=[])
-    terms = terms_of(totals_of(network, planned(network, [cut], predictors), predictors))
-    found = [terms[name] / OP_MS for name in (BOUND, "cuts", "chains")]
-    assert found == pytest.approx([bound, cuts, chains], abs=1e-12)
-
-
 ALL = SyntheticPredictors.with_all_terms()
 
 
 def without(cost: str) -> InNetworkCosts:
     """The costs inside a network but for one."""
     return {side: replace(own, **{cost: 0.0}) for side, own in ALL.inside.items()}
-
-
-def test_the_cpu_alone_shares_waits_and_repeats_nothing() -> None:
-    network = row(3)
-    terms = terms_of(totals_of(network, planned(network, [(3, "H", 0.0)], ALL), ALL))
-    assert near_zero(terms, "overlap", "sharing", "launches", "contention")
-    assert terms["chains"] > 0
-    assert terms["fusion"] < 0
-    assert terms["layouts"] > 0
-
-
-def test_the_gpu_alone_contends_with_nobody() -> None:
-    network = row(3)
-    terms = terms_of(totals_of(network, planned(network, [(3, "H", 1.0)], ALL), ALL))
-    assert near_zero(terms, "overlap", "contention", "layouts")
-    assert terms["sharing"] > 0
-    assert near_zero(terms, "launches")  # the CPU enqueues while the GPU computes
 
 
 @pytest.mark.parametrize(
@@ -152,12 +110,6 @@ def test_a_term_whose_cause_is_gone_is_nothing(term: str, changes: dict[str, Any
     assert not near_zero(terms_of(totals_of(network, plan, ALL)), term)
     less = replace(ALL, asked=[], **changes)
     assert near_zero(terms_of(totals_of(network, plan, less)), term)
-
-
-def test_what_a_processor_cannot_do_is_the_others() -> None:
-    assert lossless(3.0, 6.0) == pytest.approx(2.0)
-    assert lossless(3.0, float("inf")) == 3.0
-    assert lossless(0.0, 3.0) == 0.0
 
 
 # Ops left whole.
@@ -191,40 +143,6 @@ def test_one_op_in_halves_by_hand() -> None:
         assert op.net_ms == pytest.approx(moved_ms - OP_MS / 2)
         assert op.cuts_ms == pytest.approx(0, abs=1e-12)
         assert op.variants_ms == 0
-
-
-@pytest.mark.parametrize(("copy_ms", "is_faster"), [(0.01, True), (0.1, True), (20.0, False)])
-def test_a_split_op_among_whole_ones_moves_one_tensor_more(copy_ms: float, is_faster: bool) -> None:
-    """The first needs the CPU's rows on the GPU behind it, the last the GPU's rows on the CPU."""
-    predictors = replace(PLAIN, exchange=Line(copy_ms), asked=[])
-    for op in some(found(row(2), [(2, "H", 1.0)], predictors)):
-        assert op.sharing_ms == pytest.approx(copy_ms)
-        assert op.net_ms == pytest.approx(copy_ms - OP_MS / 2)
-        assert (op.net_ms < 0) is is_faster
-
-
-def test_parts_without_the_variant_of_the_whole() -> None:
-    """One row of 32 channels: the CPU has Winograd kernels for more than 16 of them only."""
-    b = ModelBuilder("thin")
-    b.output(b.relu(b.conv(b.input("x", (1, 16, 1, 24)), 32, 3, pad=1)))
-    network = convert(simplify(import_onnx(b.build(), "thin")))
-    predictors = replace(
-        PLAIN, times=lambda name: 0.9 if name == "conv2d_cpu_winograd" else 1.0, asked=[]
-    )
-    ms = network.layers[0].op.flops / PLAIN.flops
-    (op,) = found(network, [(1, "H", 0.0)], predictors)
-    assert (op.dim, op.gpu_ratio) == ("OC", 0.5)
-    assert op.whole_ms == pytest.approx(0.9 * ms)
-    assert op.best_ms == pytest.approx(0.5 * ms)
-    assert op.variants_ms == pytest.approx(0.5 * (1.0 - 0.9) * ms)
-    assert op.cuts_ms == pytest.approx(0.5 * ms - ms / (1 + 1 / 0.9) - op.variants_ms)
-
-
-def test_ops_on_both_processors_are_not_left_whole() -> None:
-    network = row(3)
-    ops = found(network, [(1, "H", 0.5), (1, "H", 0.0), (1, "OC", 0.5)], PLAIN)
-    assert [op.op for op in ops] == [network.layers[1].name]
-    assert found(network, [(3, "H", 0.5)], PLAIN) == []
 
 
 def slower_ms(op: Op, dim: Any, ratio: float, cost: CostModel) -> float:

@@ -21,7 +21,6 @@ from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.kernels.conv2d.cpu import usual_tile
 from codl.measure.dataset import Dataset, StageRow
-from codl.measure.measurement_order import stage_tasks
 from codl.predict.in_network_cost import FEWEST, InNetworkCost, Owner, fitted
 
 COSTS: dict[Owner, InNetworkCost] = {
@@ -134,18 +133,6 @@ def test_stages_that_something_disturbed_count_little(tmp_path: Path) -> None:
         assert astuple(found[side]) == pytest.approx(astuple(costs), rel=2e-2, abs=2e-9)
 
 
-def test_too_few_stages_say_nothing(tmp_path: Path) -> None:
-    assert costs_of(dataset_of(tmp_path, rows(FEWEST))) == {}
-
-
-def test_a_library_of_few_stages_is_as_the_others(tmp_path: Path) -> None:
-    made = rows(200)
-    few = [row for row in made if "cpu_ort" in row.cpu_ops][: FEWEST - 1]
-    found = costs_of(dataset_of(tmp_path, [r for r in made if "cpu_ort" not in r.cpu_ops] + few))
-    assert found.keys() == {"cpu", "gpu"}
-    assert astuple(found["cpu"]) == pytest.approx(astuple(COSTS["cpu"]), rel=1e-4, abs=1e-11)
-
-
 def test_runs_are_brought_to_the_speed_of_the_first(tmp_path: Path) -> None:
     made = [replace(row, run=f"run{1 + n % 2}") for n, row in enumerate(rows(200))]
     slower = [replace(r, cpu_ms=1.5 * r.cpu_ms) if r.run == "run2" else r for r in made]
@@ -173,24 +160,5 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, changes: dict[str, str], r
     assert "t_stage.csv" in str(raised.value)
 
 
-def test_stages_are_walks_that_both_processors_can_run() -> None:
-    texts = (
-        "conv2d in=1x16x20x20 oc=32 kernel=3x3 pad=1",
-        "conv2d in=1x32x20x20 oc=16 kernel=1x1",
-        "conv2d in=1x32x20x20 oc=32 kernel=3x3 pad=1 groups=32",
-        "pooling in=1x32x20x20 kernel=2x2 stride=2",
-        "eltwise in=1x32x20x20,1x32x20x20",
-    )
-    ops = [parse(text) for text in texts]
-    tasks = stage_tasks(ops, SOC)
-    assert tasks == stage_tasks(ops, SOC)
-    assert len(set(tasks)) == len(tasks) == 2 * len(ops)
-    for task in tasks:
-        made = task.before.output
-        for op in task.ops:
-            assert op.inputs == (made,)
-            assert task.dim in op.dims
-            made = op.output
-        assert task.dim == "H" or all(op.carries_channels for op in task.ops[1:])
-    assert {0.0, 1.0} & {task.gpu_ratio for task in tasks}
-    assert stage_tasks(ops[3:4], SOC) == []
+def test_too_few_stages_say_nothing(tmp_path: Path) -> None:
+    assert costs_of(dataset_of(tmp_path, rows(FEWEST))) == {}

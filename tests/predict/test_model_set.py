@@ -1,23 +1,29 @@
-"""Stored predictors, and files that were changed."""
+"""Stored predictors, files of them that were changed, and the set that comes with codl."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import GEMM, SOC, conv_parts, law_ms
+from support.simulated import GEMM, SOC
+from typer.testing import CliRunner
 
+from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.ir import Shape, parse
+from codl.ir import parse
+from codl.ir.records import soc as socs
+from codl.ir.records.soc import Soc
+from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.predict import ESTIMATORS, features
-from codl.predict.model_set import load
-from codl.predict.training import TrainReport
+from codl.predict import ESTIMATORS, features, model_set
+from codl.predict.model_set import StoredPredictor, load
+from codl.predict.training import TrainReport, train
 
 # Stored predictors
 
@@ -34,18 +40,6 @@ def test_loaded_predictors_predict_the_same(
     np.testing.assert_array_equal(
         load(SOC, name, trained[0]).latency_ms(GEMM, parts), fitted.predict(table.values)
     )
-
-
-def test_predictions_come_in_order(trained: tuple[Path, TrainReport]) -> None:
-    loaded = load(SOC, "codl_linear", trained[0])
-    parts = [part for *_, part in conv_parts(seed=5)]
-    expected = [law_ms(part) for part in parts]
-    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts), expected, rtol=0.03)
-    assert loaded.latency_ms(GEMM, []).shape == (0,)
-    shapes = [Shape(1, 16, 10, 20), Shape(1, 8, 3, 20), Shape(1, 16, 10, 20)]
-    sharing = [0.01 + 1e-6 * shape.bytes for shape in shapes]
-    np.testing.assert_allclose(loaded.sharing_ms("to_gpu", shapes)["copy"], sharing, rtol=0.01)
-    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts[::-1]), expected[::-1], rtol=0.03)
 
 
 def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -> None:
@@ -99,11 +93,7 @@ def of_estimator(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (change("version", 9), InvalidFileError, "version: must be 10, got 9: another version of codl"),
-    (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
-    (change("tuning", None), InvalidFileError, "tuning: the key is missing"),
-    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}, top: expected object"),
     (of_gemm("rows", None), InvalidFileError, f"targets, {GEMM}, rows: the key is missing"),
-    (of_gemm("features", "x"), InvalidFileError, "features: expected array, got 'x'"),
     (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
     (change("predictor", "flops_linear"), MismatchError, "is 'flops_linear'.*'codl_linear'"),
     (rename, InvalidFileError, "is of 'conv2d_cpu_gemm'"),
@@ -114,15 +104,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
         InvalidFileError,
         "inside: must be one of cpu, gpu, ort, openvino, got 'npu'",
     ),
-    (change("inside", {"cpu": {"more": 1}}), InvalidFileError, "Unknown key 'more'.*call_ms"),
-    (change("inside", {"cpu": {"alone": -1}}), InvalidFileError, "inside.*: expected float >= 0"),
     (of_gemm("features", ["rows"]), MismatchError, "features: is rows, but .*padded_macs"),
-    (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
     (of_gemm("examples", {"x": "0"}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
     (change_example, MismatchError, "was '01234567' in training and is .* now"),
-    (of_estimator("floor_ms", "x"), InvalidFileError, "floor_ms: .* got 'x'"),
     (of_estimator("costs_ms", [1.0, 2.0]), InvalidFileError, "numbers do not fit together"),
-    (of_estimator("costs_ms", "much"), InvalidFileError, "costs_ms: .*rows of as many numbers"),
 ]
 
 
@@ -150,13 +135,9 @@ def test_changed_files_are_refused(
     ("path", "value", "message"),
     [
         (["ensemble", "members", 0], 7, "expected object, got 7"),
-        (["ensemble", "members", 0, "is_level"], 1, "expected bool, got 1"),
         (["ensemble", "members", 0, "weights"], [1.0, 2.0], "numbers do not fit together"),
-        (["ensemble", "points", 1], [1.0], "rows of as many numbers"),
         (["ensemble", "points", 0, 0], 1e999, "Infinity is no number"),
-        (["ensemble", "scaling", "columns"], [77], "numbers do not fit together"),
         (["runs"], {"a": {"factor": 0.0}}, "factor: expected float > 0.0"),
-        (["run_columns"], ["a"], "run_columns: expected object"),
     ],
 )
 def test_changed_ensembles_are_refused(
@@ -199,14 +180,53 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
         load(wider, "codl_linear", trained[0])
 
 
-def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
-    """All that a reader must know."""
-    content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (10, "ms")
-    assert content["feature_units"].startswith("bytes or ms where")
-    own = content["targets"][GEMM]
-    assert len(own["tables"][GEMM]) == 8
-    assert own["sources"] == ["simulated"]
-    assert own["rows"] > 100
-    assert "padded_macs" in own["features"]
-    assert own["held_out"]["acc10"] > 90
+NAME = "epyc2"
+#: Percent of rows within 10 % that may be lost: what another seed of the hold-out changes is 1.
+TOLERANCE = 5.0
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def epyc() -> Soc:
+    return socs.load(NAME)
+
+
+def accuracy(stored: Mapping[str, StoredPredictor]) -> float:
+    """Percent of all rows predicted within 10 % when no part of their op was learned from."""
+    own = [one for one in stored.values() if one.held_out]
+    return float(np.average([one.held_out["acc10"] for one in own], weights=[o.rows for o in own]))
+
+
+def test_its_rows_were_measured_and_none_failed() -> None:
+    data = Dataset.found(NAME, Path("lat_datasets"))
+    rows = [row for table in data.tables().values() for row in table.read()]
+    assert len(rows) > 1000
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_model_is_planned_before_anything_is_measured() -> None:
+    done = CliRunner().invoke(app, ["search", "yolov2", "--soc", NAME, "--json"])
+    plan = json.loads(done.stdout)
+    assert {chain["dim"] for chain in plan["chains"]} >= {"H", "OC"}
+    assert 50 < plan["predicted_ms"] < 200
+
+
+@pytest.mark.long
+def test_training_on_it_is_as_accurate_as_when_it_was_made(epyc: Soc, tmp_path: Path) -> None:
+    """Of most rows of ops; the features of all others are compared wherever they are loaded."""
+    data = Dataset.found(NAME, Path("lat_datasets"))
+    tuning = tuning_file.read(data, epyc)
+    part = Dataset(Path(shutil.copytree(data.folder, tmp_path / NAME)))
+    for path in part.folder.glob("t_*.csv"):
+        if not path.name.startswith(("t_conv2d_", "t_fc_", "t_pooling_")):
+            path.unlink()
+    train(epyc, part, tuning, predictors=["codl"], folder=tmp_path, seeds=1)
+    before, after = (
+        model_set.load(epyc, "codl", *of, tuning=tuning).stored for of in ((), (tmp_path,))
+    )
+    assert len(after) == 13
+    assert accuracy(after) > accuracy({name: before[name] for name in after}) - TOLERANCE

@@ -28,12 +28,9 @@ from codl.predict.estimators.trees import Gbdt
 from codl.predict.model_set import load
 from codl.predict.training import TrainReport, train
 from codl.predict.training_set import (
-    HeldOut,
     TrainingRows,
     accuracy,
     connected_groups,
-    over_seeds,
-    row_folds,
     shape_folds,
 )
 from codl.predict.workers import Workers
@@ -57,14 +54,6 @@ def test_shape_folds_separate_nothing_that_belongs_together(rows: list[tuple[int
             assert not {row[label] for row in train_rows} & {row[label] for row in test_rows}
     held_out = np.concatenate([fold.test for fold in folds]) if folds else np.arange(len(rows))
     assert sorted(held_out) == list(range(len(rows)))
-
-
-@given(st.integers(2, 500))
-def test_row_fold_is_70_to_30(rows: int) -> None:
-    (fold,), (again,) = row_folds(rows), row_folds(rows)
-    assert sorted([*fold.train, *fold.test]) == list(range(rows))
-    assert abs(len(fold.test) - 0.3 * rows) <= 0.5
-    np.testing.assert_array_equal(fold.test, again.test)
 
 
 def test_nothing_held_out_is_seen_in_fitting() -> None:
@@ -100,11 +89,6 @@ def test_runs_are_held_out_with_their_rows() -> None:
     assert found.acc10_typical is not None
     assert found.acc10 > 90
     assert found.acc10_typical < 60
-
-
-def test_medians_over_seeds() -> None:
-    found = [HeldOut(n, 9, acc10=a, acc5=1, mape=2) for n, a in ((7, 50.0), (6, 90.0), (8, 60.0))]
-    assert over_seeds(found) == HeldOut(6, 9, acc10=60, acc5=1, mape=2)
 
 
 # Training
@@ -164,30 +148,6 @@ def test_held_out_accuracy_of_the_law(trained: tuple[Path, TrainReport]) -> None
     assert flops.acc10 < 90
 
 
-def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str, *args: object, **kwargs: object) -> object:
-        if name == "lightgbm":
-            raise OSError("libgomp.so.1: cannot open shared object file")
-        return importing(name, *args, **kwargs)  # type: ignore[arg-type]
-
-    importing = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(CodlError, match=r"libgomp.so.1.*libgomp1 on Debian"):
-        Gbdt.fit(np.ones((4, 1)), np.ones(4))
-
-
-def test_one_op_has_nothing_to_hold_out(trained: tuple[Path, TrainReport]) -> None:
-    rows = found(trained[1], "codl_linear", "pooling_cpu_direct_max")
-    assert (rows["shape"].n_test, rows["shape"].acc10, rows["shape"].mape) == (0, None, None)
-    assert rows["row"].acc10 is not None
-
-
-def test_a_target_without_an_ok_row_is_a_note(trained: tuple[Path, TrainReport]) -> None:
-    (note,) = (n for n in trained[1].notes if n.startswith("fc_cpu_gemv"))
-    assert "no ok row and 1 failed" in note
-    assert f"codl collect --soc {SOC.name}" in note
-
-
 def test_training_is_deterministic(
     simulated: Dataset, trained: tuple[Path, TrainReport], tmp_path: Path
 ) -> None:
@@ -222,20 +182,6 @@ def test_parts_and_activations_shared_by_ops_are_held_out_together(tmp_path: Pat
     assert {row.n_test for row in report.predictors if row.split == "shape"} == {0}
 
 
-def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
-    data = Dataset(tmp_path / SOC.name)
-    for op, dim, share, part in conv_parts(ops=6):
-        data.ops(GEMM).append(op_row(op, dim, share, part, 100.0))
-        if part.kernel == (3, 3):  # type: ignore[attr-defined]
-            data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
-    # Earlier versions wrote copies for muLayer, which are left alone.
-    data.ops("mulayer_conv2d_cpu").append(op_row(op, dim, share, part, 5.0))
-    train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
-    stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
-    assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}
-    assert stored.rows == 6 * 7
-
-
 def test_datasets_that_cannot_be_trained_on(tmp_path: Path) -> None:
     data = Dataset(tmp_path / SOC.name)
     with pytest.raises(InvalidFileError, match=r"no dataset here.*codl collect"):
@@ -253,14 +199,6 @@ def test_datasets_that_cannot_be_trained_on(tmp_path: Path) -> None:
     data.ops(GEMM).append(replace(op_row(op, "H", 1, op, 1.0), part="conv2d in=1x64"))
     with pytest.raises(InvalidFileError, match=r"t_conv2d_cpu_gemm.csv, op "):
         train(SOC, data, folder=tmp_path)
-
-
-def test_training_without_evaluation(simulated: Dataset, tmp_path: Path) -> None:
-    report = train(SOC, simulated, predictors=["codl_linear"], folder=tmp_path, evaluate=False)
-    assert {row.acc10 for row in report.predictors} == {None}
-    assert {row.n_test for row in report.predictors} == {0}
-    stored = load(SOC, "codl_linear", tmp_path).stored[GEMM]
-    assert stored.held_out == {}
 
 
 # What is held out where time is short
@@ -336,3 +274,29 @@ def test_where_packing_has_no_row_everything_else_is_trained(tmp_path: Path) -> 
     (note,) = [note for note in report.notes if note.startswith("Too few rows")]
     assert "data_sharing_store (0 of 8)" in note
     assert "codl collect --soc simulated --resume" in note
+
+
+def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, *args: object, **kwargs: object) -> object:
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return importing(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    importing = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(CodlError, match=r"libgomp.so.1.*libgomp1 on Debian"):
+        Gbdt.fit(np.ones((4, 1)), np.ones(4))
+
+
+def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
+    data = Dataset(tmp_path / SOC.name)
+    for op, dim, share, part in conv_parts(ops=6):
+        data.ops(GEMM).append(op_row(op, dim, share, part, 100.0))
+        if part.kernel == (3, 3):  # type: ignore[attr-defined]
+            data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
+    # Earlier versions wrote copies for muLayer, which are left alone.
+    data.ops("mulayer_conv2d_cpu").append(op_row(op, dim, share, part, 5.0))
+    train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
+    stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
+    assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}
+    assert stored.rows == 6 * 7

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
-import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +18,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from support.common_checks import WITH_IMAGES, SyntheticContext
+from support.common_checks import SyntheticContext
 from support.simulated import REPLAYED, SOC, write_dataset
 from support.worker_tasks import STARS, die, hears, misread, refuse, scaled, shine
 from typer.testing import CliRunner
@@ -29,15 +26,12 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.errors import (
     CodlError,
-    InvalidFileError,
     MismatchError,
     MissingPackageError,
-    UnknownNameError,
 )
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
-from codl.plan.strategies import Context
 from codl.plan.strategies.model_search import FoundPlan, ModelSearch, search_models
 from codl.predict import workers as module
 from codl.predict.training import train
@@ -96,12 +90,6 @@ def test_processes_never_hear_ctrl_c_and_this_one_does_again() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_one_job_is_done_here() -> None:
-    assert Workers().are_here
-    assert Workers(8).at_most(0) == Workers()
-    assert Workers().map(scaled, 3, [2]) == [(6, os.getpid())]
-
-
 def test_errors_are_those_of_this_process(workers: Workers) -> None:
     for work, common, value in ((refuse, ("vega",), "vgea"), (misread, "line 3", "t.csv")):
         messages = []
@@ -111,24 +99,6 @@ def test_errors_are_those_of_this_process(workers: Workers) -> None:
             messages.append((caught.type, str(caught.value)))
         assert messages[0] == messages[1]
     assert workers.map(refuse, ("vega",), ["vega"]) == ["vega"], "and they go on"
-
-
-def subclasses(cls: type[CodlError]) -> Iterator[type[CodlError]]:
-    yield cls
-    for own in cls.__subclasses__():
-        yield from subclasses(own)
-
-
-def test_every_error_can_be_pickled() -> None:
-    gc.collect()  # classes of earlier tests
-    for cls in subclasses(CodlError):
-        error = cls.__new__(cls, "what was wrong")
-        error.hint = "what to do"  # type: ignore[attr-defined]
-        again = pickle.loads(pickle.dumps(error)) if cls.__module__.startswith("codl") else error
-        assert type(again) is cls
-        assert str(again) == "what was wrong"
-        assert again.hint == "what to do"
-    assert isinstance(pickle.loads(pickle.dumps(InvalidFileError("a", "b"))), InvalidFileError)
 
 
 def test_a_worker_that_dies_is_an_error() -> None:
@@ -192,20 +162,6 @@ def found(outcomes: list[Any]) -> list[Any]:
             for one in outcomes]  # fmt: skip
 
 
-def test_plans_do_not_depend_on_the_workers(workers: Workers, tmp_path: Path) -> None:
-    """A file that the workers of a cluster cannot read, and a model that there is not, included."""
-    file = tmp_path / "small.onnx"
-    write_model(file)
-    asked = ("op_chain", "codl"), (str(file), "codl"), (str(file), "mulayer"), ("yolo", "codl")
-    searches = [ModelSearch(model=model, strategy=strategy) for model, strategy in asked]
-    here = search_models(searches, SyntheticContext())
-    assert [type(one) for one in here] == [FoundPlan] * 3 + [UnknownNameError]
-    if not workers.have_files:
-        searches = [one.without_files() for one in searches]
-        file.unlink()
-    assert found(search_models(searches, SyntheticContext(), workers)) == found(here)
-
-
 def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
     """The clock moves by three seconds each time that it is read."""
     seconds = itertools.count(0.0, 3.0)
@@ -215,46 +171,6 @@ def test_a_model_that_no_time_is_left_for_has_no_plan_and_says_so() -> None:
     assert isinstance(first, FoundPlan)
     assert str(others[-1]) == "There was no time left for it."
     assert budget.ended == "budget"
-
-
-def test_a_model_that_ctrl_c_came_before_has_no_plan_and_says_so() -> None:
-    def after_one(done: int, *_: object) -> None:
-        if done == 1:
-            raise KeyboardInterrupt
-
-    searches, budget = [ModelSearch(model="op_chain", strategy="cpu") for _ in range(2)], Budget()
-    first, second = search_models(searches, SyntheticContext(), budget=budget, progress=after_one)
-    assert isinstance(first, FoundPlan)
-    assert str(second) == "Ctrl-C came before it."
-    assert budget.ended == "interrupted"
-
-
-def test_what_goes_to_a_worker_is_small(tmp_path: Path) -> None:
-    b = ModelBuilder("wide")
-    x = b.fully_connected(b.input("x", (1, 512)), 2048)
-    b.output(b.node("CumSum", [x, b.constant("axis", 1)]))
-    (tmp_path / "wide.onnx").write_bytes(b.build().SerializeToString())
-    sent = ModelSearch(model=str(tmp_path / "wide.onnx"), strategy="codl").without_files()
-    network = sent.load()
-    assert "onnx" in {layer.op.kind for layer in network.layers}
-    assert len(pickle.dumps(sent)) < 10_000
-    assert network.digest == ModelSearch(model=sent.model, strategy="codl").load().digest
-    assert ModelSearch(model="vgg16", strategy="codl").without_files().network is None
-
-
-def test_predictors_go_along_for_every_memory(simulated: Dataset, tmp_path: Path) -> None:
-    """Strategies that keep to one memory ask for those of another SoC, in a sense."""
-    name = "codl_linear"
-    train(WITH_IMAGES, simulated, predictors=[name], folder=tmp_path, evaluate=False)
-    context = Context(WITH_IMAGES, predictors_folder=tmp_path)
-    sent = pickle.loads(pickle.dumps(context.portable(name, "gbdt")))
-    shutil.rmtree(tmp_path / WITH_IMAGES.name)
-    assert len(WITH_IMAGES.gpu.memory_types) > 1
-    for memory in WITH_IMAGES.gpu.memory_types:
-        assert sent.with_memory(memory).cost(name).predictors.targets
-    assert sent.cost(name).predictors.targets
-    with pytest.raises(InvalidFileError, match=r"no predictors here.*--predictor gbdt"):
-        sent.cost("gbdt")
 
 
 # Training
@@ -350,10 +266,6 @@ def test_what_cannot_be_searched_so(
     result = search(workplace, monkeypatch, *arguments)
     assert isinstance(result.exception, CodlError)
     assert re.search(message, str(result.exception))
-
-
-def test_jobs_and_dask_exclude_each_other(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert search(workplace, monkeypatch, "op_chain", "--jobs", "2", "--dask", "a:1").exit_code == 2
 
 
 def test_workers_end_with_a_command_that_is_terminated(tmp_path: Path) -> None:

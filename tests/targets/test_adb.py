@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -36,8 +34,6 @@ pytestmark = [
 ]
 
 OPS = [parse("fc in=1x32x5x5 oc=40")]
-#: More than any buffer on the way holds.
-LARGE = os.urandom(64 << 20)
 Plug = Callable[..., Double]
 
 
@@ -62,35 +58,6 @@ def phone(plug: Plug) -> Double:
 
 
 # The real client with the double.
-
-
-def test_bytes_arrive_as_they_are(server: Server, plug: Plug) -> None:
-    serial = plug().serial
-    for content in (bytes(range(256)) * 3, b"\r\n\n\r\x04\x1a\0", LARGE):
-        done = server.run("-s", serial, "shell", "-T", "cat", given=content)
-        assert (done.returncode, done.stdout == content, done.stderr) == (0, True, b"")
-
-
-def test_outputs_and_codes_are_apart(server: Server, plug: Plug) -> None:
-    serial = plug().serial
-    done = server.run("-s", serial, "shell", "-T", "echo out; echo err >&2; exit 7")
-    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
-    assert server.run("-s", serial, "shell", "-T", "kill -9 $$").returncode == 137
-    assert server.run("-s", serial, "shell", "getprop ro.product.model").stdout.strip() == (
-        MODEL.encode()
-    )
-
-
-def test_the_end_of_the_input_arrives(plug: Plug) -> None:
-    shell = adb.shell_of(plug().serial)
-    with subprocess.Popen(
-        shell.command(["sh", "-c", "cat; echo end"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        client.stdin.write(b"begin\n")
-        client.stdin.close()
-        assert client.stdout.read() == b"begin\nend\n"
 
 
 # What codl makes of it.

@@ -19,7 +19,6 @@ from codl.kernels.tuning import Tuning
 from codl.machine import cache
 from codl.machine.placement import LocalSoc
 from codl.measure import drift as anchors
-from codl.measure import runner
 from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
@@ -118,25 +117,3 @@ def test_few_cores_are_left_alone(first_soc: LocalSoc) -> None:
     workers = CompileWorkers(first_soc, 0)
     workers.compile(kernel_tasks(first_soc), Tuning(), 60)
     assert not workers.is_used
-
-
-class Once:
-    """Chooses everything, once."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        self.asked += 1
-        return missing if self.asked == 1 else ()
-
-
-def test_what_was_disturbed_is_kept_where_nothing_measures_it_again(
-    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner.BatchRunner, "_is_disturbed", lambda *args: True)
-    dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)[:3]
-    rounds = replace(QUICK, span_s=1.0)
-    done = Collection(LocalTarget(first_soc), dataset, tasks, rounds=rounds, chooser=Once()).run()
-    assert (done.again, done.left, done.stopped) == (3, 0, "settled")
-    assert done.rows == sum(len(task.tables) for task in tasks)

@@ -275,20 +275,13 @@ def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, networ
         (SentArray("object", (1,), 0), "Arrays of 'object' cannot be sent"),
         (SentArray("float32", (-1, 2), 0), "cannot have the shape"),
         (SentArray("float32", (3,), 0), "needs 12 bytes; 8 came"),
-        (SentArray("float32", (1 << 40, 1 << 40), 0), "bytes; 8 came"),
         (SentArray("float32", (2,), 1), "refers to blob 1, but has 1"),
-        (SentArray("float32", (2,), -1), "refers to blob -1, but has 1"),
     ],
 )
 def test_arrays_that_do_not_fit_their_bytes_are_refused(record: SentArray, message: str) -> None:
     sent = msgspec.Raw(msgspec.json.encode({"x": record}))
     with pytest.raises(CodlError, match=message):
         decode(form_of(Arrays), sent, [bytearray(8)])
-
-
-def test_blobs_that_nothing_speaks_of_are_refused() -> None:
-    with pytest.raises(CodlError, match="refers to 0 blobs, but has 1"):
-        decode(form_of(Arrays), msgspec.Raw(b"{}"), [bytearray(8)])
 
 
 def test_arrays_come_as_they_went() -> None:

@@ -56,13 +56,9 @@ def head(*, magic: bytes = MAGIC, number: int = 0, json: int = 0, blobs: int = 0
         (head(json=1001), "1001 bytes of JSON; at most 1000 are allowed"),
         (head(blobs=4), "4 blobs; at most 3 are allowed"),
         (head(blobs=1) + struct.pack("<Q", 1 << 63), "bytes of blobs; at most 1000"),
-        (head()[:7], "its head should have 16 bytes, 7 came"),
-        (head(json=9) + b'{"mess', "its JSON should have 9 bytes, 6 came"),
         (head(json=2, blobs=1) + struct.pack("<Q", 5) + b"{}abc", "blob 0 should have 5 bytes, 3"),
         (head(json=2) + b"{]", "holds no message that is expected here"),
         (head(json=18) + b'{"message":"Other"', "holds no message"),
-        (head(json=28) + b'{"message":"Ping","count":1}', "missing required field `text`"),
-        (head(json=4) + b"\xff\xfe\xfd\xfc", "holds no message"),
     ],
 )
 def test_what_is_no_frame_ends_the_connection(data: bytes, message: str) -> None:

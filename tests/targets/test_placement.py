@@ -17,7 +17,6 @@ from codl.ir.records.soc import Soc
 from codl.machine import placement, threads
 from codl.machine.hardware import CpuFacts, cpu_facts
 from codl.machine.placement import LocalSoc, Placement, ProbedDevice, ProbeResult, require_local
-from codl.machine.threads import pinned_to
 from codl.targets import detect, placed
 from codl.targets.local import LocalTarget
 from codl.targets.requests import TargetInfo
@@ -52,16 +51,12 @@ def test_facts_say_nothing_of_the_place() -> None:
 
 BROKEN: list[tuple[str, type[Exception], str]] = [
     ("icd: a", InvalidFileError, r"cpu_cores: the key is missing"),
-    ("icd: a\ncpu_cores: []", InvalidFileError, r"cpu_cores: expected array of length >= 1, got"),
     ("icd: a\ncpu_cores: [-1]", InvalidFileError, r"cpu_cores\[0\]: expected int >= 0, got -1"),
     ("icd: a\ncpu_cores: [x]", InvalidFileError, r"cpu_cores\[0\]: expected int, got 'x'"),
-    ("icd: a\ncpu_cores: 1", InvalidFileError, r"cpu_cores: expected array, got 1"),
     ("icd: a\ncores: [1]", InvalidFileError, r"Unknown key 'cores'. Did you mean 'gpu_cores'"),
     ("[icd", InvalidFileError, "not YAML"),
     ("- icd", InvalidFileError, r"top: expected object, got \['icd'\]"),
-    ("", InvalidFileError, r"top: expected object, got None"),
     ("icd: a\ncpu_cores: [9999]", DeviceError, "wants the cores 9999, but 9999 are not there"),
-    (f"icd: a\ncpu_cores: [{CORE}, {10**12}]", DeviceError, "are not there, or not for this"),
     (f"icd: a\ncpu_cores: [{CORE}, {CORE}]", DeviceError, "CPU side has a core twice"),
     (f"icd: a\ncpu_cores: [{CORE}]\ncpu_threads: 2", DeviceError, "2 threads need as many cores"),
     (f"icd: a\ncpu_cores: [{CORE}]\ngpu_cores: [{CORE}]", MismatchError, "share the cores"),
@@ -85,12 +80,6 @@ def test_a_side_has_the_cores_of_its_kind() -> None:
         LocalSoc.of(HALVED, CARD)
     with pytest.raises(MismatchError, match=r"has 1 compute units, .* got 3, 4"):
         LocalSoc.of(HALVED, replace(CARD, gpu_cores=(3, 4)))
-
-
-def test_a_pinned_thread_may_still_name_all_cores_of_the_process() -> None:
-    cores = tuple(os.sched_getaffinity(0))
-    with pinned_to(cores[:1]):
-        placement.check_cores(Placement("a", cores))
 
 
 def test_cores_beside_those_that_a_process_was_started_on_are_told(
@@ -158,12 +147,9 @@ def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
     [
         ([1.3, 1.31, 1.29], True),
         ([0.77, 0.78, 0.76], False),
-        ([0.99, 1.0, 1.01], False),
         ([1.0, 1.1, 1.2], False),  # faster, but by less than the turns differ
-        ([1.02, 1.02, 1.02], True),
         ([0.98, 0.98, 0.98], False),
         ([float("nan"), float("inf"), -1.0], None),
-        ([], None),
     ],
 )
 def test_threads_are_pinned_where_that_is_clearly_faster(

@@ -213,19 +213,6 @@ def test_a_device_that_reboots_is_waited_for(
     assert len(dataset.manifest()["runs"]) == 1
 
 
-def test_the_next_call_works_after_a_reboot(board: Board) -> None:
-    board.breaks("none")
-    with closing(board.target()) as target:
-        before = target.describe()
-        board.server.stop()
-        with pytest.raises(AgentLostError):
-            target.describe()
-        with pytest.raises(AgentLostError, match="Is an ssh server running there"):
-            target.describe()
-        board.server.start()
-        assert target.describe() == before
-
-
 def test_a_kernel_that_hangs_is_ended_on_both_sides(
     board: Board, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,12 +226,3 @@ def test_a_kernel_that_hangs_is_ended_on_both_sides(
         assert result.has_hung
         assert len(result.measurements) == 2
         until_gone(board.agent)
-
-
-def test_an_agent_of_another_version_says_what_to_do(board: Board) -> None:
-    program = "from codl.targets.agent import main; raise SystemExit(main(0.0, 'older'))"
-    command = f"PYTHONPATH={shlex.quote(str(TESTS.parent))} exec {sys.executable} -c"
-    (board.folder / LAUNCHER).write_text(f"{command} {shlex.quote(program)}\n")
-    advice = f"of another codl .*build older.*`codl agent install --serial {board.server.serial}`"
-    with closing(board.target()) as target, pytest.raises(DeviceError, match=advice):
-        target.describe()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -103,17 +102,3 @@ def test_a_net_names_the_library_that_it_needs(without: Without) -> None:
     target = without("ncnn")
     with pytest.raises(CodlError, match="ncnn is not installed; it is needed for the CPU"):
         target.load(net_alone(target.soc, "cpu_gemv"))
-
-
-def test_a_peer_names_the_library_that_it_is(without: Without) -> None:
-    target = without("onnxruntime")
-    with pytest.raises(CodlError, match="onnxruntime is not installed"):
-        target.start_peer("ort", b"", {})
-
-
-def test_an_agent_starts_without_any_processor() -> None:
-    """Kernels and libraries are imported when they are asked for: each takes its time."""
-    heavy = {"codl.kernels", "codl.lower", "codl.frontend", "ncnn", "pyopencl", "onnxruntime"}
-    code = f"import sys, codl.targets.agent; print(*{heavy} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

@@ -367,19 +367,6 @@ def test_a_strangers_bundle_that_brings_no_outputs_says_so(
         codl.load("m.codl", trusted=True).close()
 
 
-def test_bundles_of_one_structure_differ_by_their_weights(
-    folder: Path, first_soc: LocalSoc
-) -> None:
-    digests = []
-    for seed in (1, 2):
-        network, plan, _ = on_gpu(write(seed), first_soc)
-        write_bundle(network, plan, here(first_soc), Path("m.codl")).close()
-        with codl.load("m.codl") as engine:
-            digests.append(engine.network.content_digest)
-        assert digests[-1] == network.content_digest
-    assert digests[0] != digests[1]
-
-
 def test_a_model_that_onnx_runtime_runs_in_no_opset_is_compared_with_its_ops(
     folder: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from support.plans import image, make_plan, row
 from support.variants import with_variants
 
 from codl.engine.engine import Engine
-from codl.errors import CodlWarning
 from codl.ir import Network
 from codl.ir.executable import GpuOp
 from codl.ir.plan import OpFallback, Plan, load_plan
@@ -36,16 +35,6 @@ SOME = tuple(text for text in OPS if text.partition(" ")[0] in KINDS)
 
 def bench_of(network: Network, inputs: Any, soc: LocalSoc) -> ModelUnderTest:
     return ModelUnderTest(ModelAndSource(network), here(soc), Tuning(), [inputs])
-
-
-def test_kernels_of_every_kind_of_op_are_right(first_soc: LocalSoc) -> None:
-    network, inputs = every_kind(ONE_EACH)
-    plan = preferring(network, first_soc, "gpu")
-    found = validate(bench_of(network, inputs, first_soc), plan)
-    assert found.ok, found.diagnosis
-    assert found.first_bad is None
-    assert {one.part.layer.name for one in found.ops.checks} == {x.name for x in network.layers}
-    assert found.ops.accumulated.keys() == {x.name for x in network.layers}
 
 
 def test_a_fault_in_every_kind_of_op_is_named(
@@ -151,41 +140,6 @@ def test_a_part_of_a_split_op_falls_back_alone(
     (one,) = remedy.fallbacks
     assert (one.op, one.processor, one.variant) == (middle.name, "gpu", faulty.name)
     assert len(remedy.plan.chains) == 1, "another variant of the same processor is enough"
-
-
-def test_what_nothing_stands_in_for_is_said(
-    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, inputs = every_kind(("softmax in=3x5x7 axes=2",))
-    (layer,) = network.layers
-    faulty = Faulty(default_of(layer, first_soc), "nan", tmp_path)
-    with_variants(monkeypatch, faulty)
-    planted = plant(network, inputs, first_soc, {layer.name: faulty})
-    bench = bench_of(network, inputs, first_soc)
-    found = validate(bench, planted.plan)
-    monkeypatch.setattr("codl.validate.remedy.stand_ins", lambda use, soc, tuning: iter(()))
-    remedy = find_remedy(bench, found)
-    assert not remedy.ok
-    assert [one.part.layer.name for one in remedy.unmet] == [layer.name]
-    assert remedy.fallbacks == ()
-
-
-def test_kernels_that_a_device_refuses_are_fallbacks_too(
-    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = row(1)
-    faulty = Faulty(default_of(network.layers[0], first_soc), "halo", tmp_path)
-    monkeypatch.setitem(faulty.__dict__, "_fault", "halo")
-    with_variants(monkeypatch, faulty)
-    planted = plant(network, image(network), first_soc, {network.layers[0].name: faulty})
-    monkeypatch.setattr("support.faults.FAULTS", {"halo": "no_such_function(y);"})
-    bench = bench_of(network, image(network), first_soc)
-    with pytest.warns(CodlWarning, match="no_such_function"):
-        found = validate(bench, planted.plan)
-    assert found.ok
-    assert found.placed[0].variant != faulty.name
-    (one,) = find_remedy(bench, found).fallbacks
-    assert (one.variant, one.reason.partition(":")[0]) == (faulty.name, "failed")
 
 
 def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated import SOC
 
+from codl import files
 from codl.errors import CodlError, InvalidFileError
-from codl.files import shipped
+from codl.files import own_or_shipped
 from codl.ir import yaml_file
 from codl.ir.records import soc as socs
 from codl.machine import placement
@@ -35,25 +36,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
     return text
 
 
-def texts() -> st.SearchStrategy[str]:
-    files = [shipped(socs.FOLDER) / "sdm865.yaml"]
-    whole = [SOC.to_yaml(), *(path.read_text() for path in files)]
-    return st.sampled_from(whole).flatmap(damaged)
-
-
 QUICK = settings(max_examples=60)
-
-
-@QUICK
-@given(text=texts())
-def test_a_soc_file_is_read_or_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "there.yaml"
-    path.write_bytes(text.encode(errors="surrogatepass"))
-    try:
-        soc = socs.read(path)
-    except CodlError:
-        return
-    assert soc.name
 
 
 @QUICK
@@ -85,3 +68,18 @@ def test_a_name_that_is_a_path_is_refused(name: str, tmp_path: Path) -> None:
         socs.read(path)
     with pytest.raises(CodlError, match="cannot be the name of a file"):
         socs.own_path_of(name)
+
+
+USUAL = Path("predictors")
+
+
+def test_what_the_user_has_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own, others = tmp_path / "own", tmp_path / "codl"
+    monkeypatch.setattr(files, "ROOTS", (tmp_path / "nowhere", others))
+    (others / "predictors" / "board").mkdir(parents=True)
+    assert own_or_shipped("board", USUAL, USUAL) == others / "predictors" / "board"
+    assert own_or_shipped("phone", USUAL, USUAL) == USUAL / "phone"
+    assert own_or_shipped("board", own, USUAL) == own / "board"
+    (USUAL / "board").mkdir(parents=True)
+    assert own_or_shipped("board", USUAL, USUAL) == USUAL / "board"
