@@ -251,6 +251,8 @@ def test_two_engines_agree_with_onnx_runtime_frame_by_frame(first_soc: LocalSoc)
     frames = [random.random((1, 3, 24, 24), np.float32) for _ in range(40)]
     sent = [*frames[:20], np.zeros((1, 3, 24, 25), np.float32), *frames[20:]]
     beside = off_the_cpu_side(first_soc, "local")
+    if first_soc.gpu.is_cpu:
+        assert beside.placement.cpu_cores == first_soc.placement.gpu_cores
     with (
         Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as cpu,
         Engine(network, default_plan(network, first_soc, "gpu"), here(beside)) as gpu,
@@ -302,3 +304,5 @@ def test_the_highest_rate_is_chosen(
     plan: Any = network  # plans are not looked at
     found = StreamPlan(dict.fromkeys(latency_ms, plan), latency_ms)
     assert (found.chosen, found.in_flight) == (chosen, in_flight)
+    unknown = StreamPlan(dict.fromkeys(("cpu", "gpu", SPLIT), plan), {SPLIT: 4.0})
+    assert (unknown.chosen, unknown.in_flight) == (("cpu", "gpu"), 3)

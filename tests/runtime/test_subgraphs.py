@@ -18,7 +18,7 @@ from support.plans import one_by_one
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import enclose, network_of
+from codl.frontend.convert import network_of
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
@@ -209,12 +209,6 @@ def test_what_lies_between_parts_of_a_group_runs_with_it(first_soc: Soc) -> None
     network = check(proto, {"x": floats(3, 7)}, first_soc)
     assert onnx_layers(network) == ["Greater+Where+Exp"]
     assert kinds(network)[-1] == "eltwise"
-
-
-def test_models_without_such_nodes_stay_as_they_are() -> None:
-    proto = model([node("Relu", "x", "a"), node("Softmax", "a", "y")], {"x": [3, 7]}, ["y"])
-    graph = import_onnx(proto, "test")
-    assert enclose(graph) is graph
 
 
 def test_recurrent_and_quantized_nodes(first_soc: Soc) -> None:
