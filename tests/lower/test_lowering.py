@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from support.executables import numbers, small_network, small_plan
 from support.plans import make_plan, row
 from support.random_networks import (
-    random_inputs,
     random_networks,
     random_plans,
-    reference_tensors,
 )
+from support.references import tensors
 from support.simulated import SOC
 
 from codl.errors import CodlError
@@ -28,6 +27,7 @@ from codl.ir.plan import Chain, Plan
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import partition_plan
+from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import preferring
 
 
@@ -132,7 +132,7 @@ def test_random_networks_are_of_every_kind() -> None:
         seen["inputs"] += len(network.inputs) > 1
         seen["outputs"] += len(network.outputs) > 1
         seen["skip"] += any(len(network.readers(x.output)) > 1 for x in network.layers)
-        values = reference_tensors(network, random_inputs(network))
+        values = tensors(network, random_inputs(network))
         assert all(np.isfinite(v).all() and np.abs(v).max() < 1e3 for v in values.values())
 
     look()
