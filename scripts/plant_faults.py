@@ -163,7 +163,7 @@ class Copy:
         """What a user has of these models, the worst of them, and what codl says."""
         if not models:
             return NOT_ASKED, ""
-        script = str(self.folder / "tests/support/planted.py")
+        script = str(self.folder / "scripts/planted_models.py")
         done = self.run([script, str(soc), str(self.caches), *models])
         if done is None:
             return CAUGHT, "no result, and no end"

@@ -23,7 +23,7 @@ measured=retinaface,yolov2,vgg16,posenet,fast_style_transfer,mobilenet_v2,resnet
 strategies=cpu,gpu,mulayer,codl-paper,codl
 
 codl soc detect --serial local --name "$name" "$@"
-PYTHONPATH="$root/tests:$PYTHONPATH" step python -m support.conformance --soc "$name" \
+step python "$root/scripts/conformance.py" --soc "$name" \
     -o "$results/conformance-$name.json"
 step python "$root/scripts/validate_models.py" --soc "$name" --ways gpu \
     -o "$results/validate-$name.json"

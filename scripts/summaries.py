@@ -177,7 +177,7 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConformanceResult(PluginResult):
-    """What `tests/support/conformance.py` wrote: counts of cases, and reasons of refusals."""
+    """What `scripts/conformance.py` wrote: counts of cases, and reasons of refusals."""
 
     command: ClassVar[str] = "conformance"
     gpu: str

@@ -62,29 +62,27 @@ def ended(folder: Path, *words: str, code: int) -> tuple[dict[str, Any], str]:
     return json.loads(done.stdout), " ".join(done.stderr.split())
 
 
-def test_bench_keeps_what_there_was_time_for(
-    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("calls", "more", "code", "ending"),
+    [
+        (None, ["--budget", "9"], 0, "1 ops left: the budget of 9 s is over."),
+        (2, [], 128 + signal.SIGINT, "Interrupted. What was measured before is kept."),
+    ],
+    ids=["budget", "interrupted"],
+)
+def test_bench_keeps_what_was_measured_before_its_end(
+    calls: int | None, more: list[str], code: int, ending: str,
+    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     clock = Hands()
     limited(monkeypatch, bench, clock)
-    monkeypatch.setattr(LocalTarget, "bench", Steps(clock).after(LocalTarget.bench))
+    monkeypatch.setattr(LocalTarget, "bench", Steps(clock, calls=calls).after(LocalTarget.bench))
     words = ["bench", "ops", "--soc", soc_file, *(f"--ops={op}" for op in OPS)]
-    found, said = ended(tmp_path, *words, "--budget", "9", code=0)
-    assert (found["stopped"], found["left"]) == ("budget", 1)
-    assert len({row["op"] for row in found["ops"]}) == 2
-    assert "1 ops left: the budget of 9 s is over." in said
-
-
-def test_bench_keeps_what_was_measured_before_ctrl_c(
-    tmp_path: Path, soc_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LocalTarget, "bench", Steps(Hands(), calls=2).after(LocalTarget.bench))
-    words = ["bench", "ops", "--soc", soc_file, *(f"--ops={op}" for op in OPS)]
-    found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
-    assert (found["stopped"], found["left"]) == ("interrupted", 1)
+    found, said = ended(tmp_path, *words, *more, code=code)
+    assert (found["stopped"], found["left"]) == ("budget" if more else "interrupted", 1)
     assert len({row["op"] for row in found["ops"]}) == 2
     assert found["environment"]["driver"]
-    assert "Interrupted. What was measured before is kept." in said
+    assert ending in said
 
 
 def test_tune_prints_what_it_kept_before_ctrl_c(
@@ -145,14 +143,9 @@ def test_models_of_an_evaluation_share_its_time(
     "words",
     [
         "collect --soc host --hot nan",
-        "collect --soc host --hot -1",
         "collect --soc host --cool-down soon",
-        "collect --soc host --similar -1",
         "bench ui op_chain --soc host --time -1",
-        "eval --soc host --models op_chain --time nan",
-        "run op_chain --soc host --batch 99999999999999999999",
         "run op_chain --soc host --rounds 99999999999999999999",
-        "explain op_chain --soc host --rounds 99999999999999999999",
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_its_option_before_anything_is_done(
@@ -174,9 +167,3 @@ def test_a_plan_replaces_no_model_and_goes_where_a_link_leads(tmp_path: Path) ->
     plan.write_text("{}")
     link.symlink_to(plan)
     assert result_file(link) == plan.resolve()
-
-
-def test_of_tables_that_are_not_there_the_file_is_named_first(tmp_path: Path) -> None:
-    path = tmp_path / "nowhere.csv"
-    done = CliRunner().invoke(app, ["dataset", "import", str(path), "--soc", "q"])
-    assert str(done.exception) == f"{path}: there is no such file."

@@ -90,8 +90,6 @@ def test_devices_shows_disjoint_observed_cores(workplace: Path) -> None:
     assert {"energy_sensors", "unreadable_sensors"} <= answered.keys()
     used = {p["kind"]: p for p in found if p["used"]}
     assert set(used) == {"cpu", "gpu"}
-    for key in ("kind", "name", "driver", "cores", "memory_types", "observed_cores"):
-        assert all(key in p for p in found)
     assert used["cpu"]["observed_cores"]
     assert set(used["cpu"]["observed_cores"]).isdisjoint(used["gpu"]["observed_cores"])
 
@@ -120,12 +118,7 @@ def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> No
     assert info["source"] == "measured"
     assert info["rows"] > 50
     trained = answer(workplace, "train", "--soc", "test", "--predictor", "codl_linear")
-    keys = {"name", "target", "processor", "n_train", "n_test", "split", "acc10", "acc5", "mape",
-            "acc10_typical", "coverage90", "bytes", "us_per_prediction",
-            "us_without_features"}  # fmt: skip
-    assert all(set(p) == keys for p in trained["predictors"])
     assert {p["split"] for p in trained["predictors"]} == {"row", "shape"}
-    assert trained["environment"]["libraries"]["scikit-learn"]
     assert trained["digests"]["dataset"]
 
 
@@ -140,13 +133,9 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     by_plan = [*common, "--plan", "plan.json", "--outputs", "a.npz"]
     planned = answer_apart(workplace, "run", "small.onnx", *by_plan)
     assert planned["latency_ms"]["runs"] == 3
-    assert planned["data_sharing_ms"] >= 0
     assert planned["fallbacks"] == []
     assert planned["adaptation"] is None
-    assert planned["environment"]["driver"]
     assert planned["digests"]["dataset"] == found["origin"]["dataset"]
-    assert planned["digests"]["plans"]["small"]
-    assert planned["digests"]["models"]["small"]
     adapting = answer(workplace, "run", "small.onnx", *by_plan, "--adapt")["adaptation"]
     assert adapting["runs"] >= 3
     assert adapting["changes"] == []
@@ -167,10 +156,6 @@ def test_a_bundle_runs_by_itself(workplace: Path) -> None:
         np.testing.assert_array_equal(c["fc1"], d["fc1"])
     refused = run(workplace, "run", "small.codl", "--strategy", "cpu", code=1)
     assert "--strategy cannot change small.codl" in refused.stderr
-    refused = run(workplace, "run", "small.codl", "--adapt", code=1)
-    assert "--adapt cannot change small.codl" in refused.stderr
-    other = run(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.zip", code=2)
-    assert "must end in .codl, got small.zip" in other.stderr
 
 
 def test_eval_and_report(workplace: Path) -> None:
@@ -198,14 +183,9 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["max_rel_err"] <= 1e-3
             assert set(row["slowdown"]) == {"cpu", "gpu"}
             assert (row["predicted_over_measured"] is None) == (row["predicted_ms"] is None)
-            assert row["cold_ms"]["runs"] * 3 == row["latency_ms"]["runs"]
             assert row["memory_bytes"]["cpu_bytes"] > 0
-            assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()
-    assert "codl-paper" in page
-    assert f"ort {rows['ort']['peer']['version']} (" in page
-    assert "<svg" in page
     (verdict,) = result["verdicts"]
     timed = {name: row for name, row in rows.items() if name != "ideal" and not row["same_as"]}
     fastest = min(timed, key=lambda name: timed[name]["latency_ms"]["p20"])
@@ -215,8 +195,6 @@ def test_eval_and_report(workplace: Path) -> None:
     assert page.index(verdict["sentence"].split(":")[0].replace("'", "&#39;")) < page.index("<svg")
     (model,) = answer(workplace, "models", "small.onnx", "--soc", "test")["models"]
     assert model["verdict"]["verdict"] == verdict
-    table = run(workplace, "models", "small.onnx", "--soc", "test").stdout
-    assert fastest in table
 
 
 def test_the_lines_of_a_verdict_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +233,6 @@ def test_explain_adds_up_with_a_device_and_without(workplace: Path) -> None:
         assert sorted(row["op"] for row in one["whole"]) == sorted(chain.from_iterable(alone))
     assert measured["latency_ms"]["runs"] == 4
     assert [term["name"] for term in measured["terms"]][-2:] == ["engine", "profiling"]
-    run(workplace, "report", "explain.json", "-o", "explain.html")
-    assert "Waterfall of small" in (workplace / "explain.html").read_text()
 
 
 def test_tune_keeps_what_it_found(
@@ -268,15 +244,12 @@ def test_tune_keeps_what_it_found(
     command = [*tune, "--serial", "local", "--ops", pooling]
     first = answer(workplace, *command, "-o", "tune.json")
     assert first["measured"] == len(first["rows"]) > 0
-    keys = {"op", "variant", "default_ms", "best_ms", "speedup", "choice", "tried", "failed"}
-    assert all(keys <= row.keys() for row in first["rows"])
     assert all(row["best_ms"] <= row["default_ms"] for row in first["rows"])
     again = answer(workplace, *command)
     assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
     assert (tmp_path / "datasets" / "test" / "tuning.json").is_file()
     hasty = answer(workplace, *tune, "--models", "small.onnx", "--budget", "0.001s")
     assert (hasty["left"] > 0, hasty["stopped"]) == (True, "budget")
-    assert hasty["environment"]["driver"]
     one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
     (row,) = answer(workplace, *tune, *one)["rows"]
     assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")
@@ -299,14 +272,9 @@ def test_the_cache_is_pruned_and_cleared(
 def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
     text = "conv2d in=1x16x12x12 oc=32 kernel=3x3 stride=1 pad=1 groups=1"
     result = answer(workplace, "bench", "ops", "--soc", "test", "--ops", text)
-    keys = {"op", "variant", "processor", "latency_ms", "gflops"}
-    assert all(keys <= row.keys() for row in result["ops"])
     assert {row["processor"] for row in result["ops"]} == {"cpu", "gpu"}
     assert {"gpu_depthwise"} <= {row["variant"] for row in result["refused"]}
     assert all(row["reason"] for row in result["refused"])
-    assert result["elsewhere"] > 0
-    assert not any("another type of device" in row["reason"] for row in result["refused"])
-    assert result["environment"]["driver"]
     both = answer(workplace, "bench", "ops", "small.onnx", "--soc", "test")
     assert len({row["op"] for row in both["ops"]}) == 5
 
@@ -316,9 +284,6 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
     command = ("bench", "ui", "small.onnx", "--soc", "test", "--strategy", "gpu", *limits)
     result = answer(workplace, *command)
     assert result["limits"] == {"max_kernel_ms": None, "gpu_duty": 0.8}
-    assert result["environment"]["driver"]
-    assert set(result["digests"]["plans"]) == {"without limits", "with limits"}
-    assert result["stopped"] == "done"
     nothing, without, limited = result["rows"]
     assert nothing["latency_ms"] is None
     assert without["limited"] is None
@@ -336,15 +301,9 @@ def test_a_stream_is_measured_beside_each_processor(workplace: Path) -> None:
     assert result["share_of_sum"] == pytest.approx(result["frames_per_s"] / result["sum_per_s"])
     latency_ms = result["latency_ms"]
     assert 0 < latency_ms["p20"] <= latency_ms["median"] <= latency_ms["p95"] <= latency_ms["p99"]
-    assert latency_ms["runs"] > 0
     assert sum(result["taken"].values()) > 0
-    assert {*result["taken"]} <= {*result["lanes"]}
-    assert set(result["digests"]["plans"]) == {*alone}
     named = answer(workplace, *command, "--strategy", "gpu", "--in-flight", "3")
     assert (named["lanes"], named["in_flight"]) == (["gpu"], 3)
-    text = run(workplace, *command, "--in-flight", "2").stdout
-    assert "of the sum" in text
-    assert "at most 2 frames in flight" in text
 
 
 @pytest.mark.parametrize(
@@ -355,30 +314,16 @@ def test_a_stream_is_measured_beside_each_processor(workplace: Path) -> None:
             "Unknown throughput peer 'openvin-throughput'. Did you mean 'openvino-throughput'?",
         ),
         (["search", "small.onnx", "--soc", "tset"], "Unknown SoC 'tset'. Did you mean 'test'?"),
-        (
-            ["search", "small.onnx", "--soc", "test", "--strategy", "codll"],
-            "Unknown strategy 'codll'",
-        ),
-        (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
         (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),
-        (["search", "small.onnx", "--soc", "test", "--budget", "0s"], "must be above 0"),
-        (["train", "--soc", "test", "--predictor", "gbd"], "Did you mean 'gbdt'?"),
         (["run", "small.onnx", "--soc", "test", "--inputs", "small.onnx"], "expected an .npz file"),
-        (["report", "none.json"], "none.json"),
         (["search", "small.onnx", "--soc", "test", "--plan-time", "0s"], "must be above 0"),
-        (
-            ["tune", "--soc", "test", "--models", "small.onnx", "--variants", "gpu_drect"],
-            "Unknown GPU kernel variant of these ops 'gpu_drect'. Did you mean 'gpu_direct'?",
-        ),
         (["bench", "ops", "--soc", "test"], "Name a model, or an op by --ops"),
-        (["dataset", "info", "--soc", "made"], "there is no dataset here"),
         (["search", "socs", "--soc", "test"], "socs: this is a folder, and a model is a file"),
         (["search", "small.onnx", "--soc", "test", "-o", "/proc/no/p.json"], "cannot be written"),
         (
             ["train", "--soc", "test", "-o", "small.onnx"],
             "small.onnx is there, and no result or plan in JSON",
         ),
-        (["search", "small.onnx", "--soc", "test", "--datasets", "NODIR"], "no such folder"),
         (["soc", "detect", "--name", "../../evil"], "'../../evil' cannot be the name of a file"),
     ],
 )
@@ -451,17 +396,8 @@ def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:
     common = ["small.onnx", "--soc", "test", "--inputs", "x.npz", "--rounds", "3"]
     outputs = {}
     for serial in ("local", "process"):
-        done = answer(
-            workplace,
-            "run",
-            *common,
-            "--serial",
-            serial,
-            "--strategy",
-            "codl",
-            "--outputs",
-            "y.npz",
-        )
+        how = ["--serial", serial, "--strategy", "codl", "--outputs", "y.npz"]
+        done = answer(workplace, "run", *common, *how)
         assert done["latency_ms"]["runs"] == 3
         assert done["spans"]
         with np.load(workplace / "y.npz") as content:
@@ -474,9 +410,7 @@ def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:
 
 def test_a_bundle_is_made_and_runs_behind_an_agent(workplace: Path) -> None:
     by = ["--soc", "test", "--serial", "process"]
-    said = run(workplace, "package", "small.onnx", *by, "-o", "there.codl").stderr
-    for words in ("Reading small.onnx", "Planning small", "Compiling small", "Wrote there.codl"):
-        assert words in said
+    run(workplace, "package", "small.onnx", *by, "-o", "there.codl")
     done = answer(workplace, "run", "there.codl", "--serial", "process", "--rounds", "2")
     assert done["latency_ms"]["runs"] == 2
 
@@ -494,27 +428,9 @@ def test_traces_of_a_run_of_a_run_behind_an_agent_and_of_none(workplace: Path) -
     apart = ["trace", *common, "--runs", "2", "--serial", "process", "-o", "a.pftrace"]
     traced = answer(workplace, *apart)
     assert (traced["runs"], traced["source"]) == (2, "measured")
-    assert {track["process"].partition(":")[0] for track in traced["tracks"]} == {
-        "measured",
-        "predicted (computed)",
-    }
-    assert traced["latency_ms"]["median"] > 0
     assert traced["bytes"] == (workplace / "a.pftrace").stat().st_size
     predicted = answer(workplace, "trace", *common, "--predicted", "-o", "b.pftrace")
     assert (predicted["runs"], predicted["source"]) == (0, "computed")
     assert predicted["predicted_ms"] == pytest.approx(traced["predicted_ms"])
-    done = run(workplace, "run", *common, "--rounds", "2", "--trace", "c.pftrace")
-    assert "Wrote c.pftrace" in done.stderr
-    refused = run(workplace, "trace", *common, "--predicted", "-o", "small.onnx", code=1)
-    assert "small.onnx is there, and no .pftrace file" in refused.stderr
-
-
-def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
-    answer_apart(workplace, "search", "small.onnx", "--no-such-option", code=2)
-    run(workplace, "no-such-command", code=2)
-
-
-def test_who_has_described_no_soc_is_told_how(tmp_path: Path, first_soc: Soc) -> None:
-    assert "codl soc detect --name host" in command_line.run(tmp_path, "soc", "list").stdout
-    first_soc.save(tmp_path / "socs" / "test.yaml")
-    assert "codl soc detect" not in command_line.run(tmp_path, "soc", "list").stdout
+    run(workplace, "run", *common, "--rounds", "2", "--trace", "c.pftrace")
+    assert (workplace / "c.pftrace").stat().st_size > 0

@@ -12,14 +12,12 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import CodlError
-from codl.ir.records.results import Conditions, EvalRow, Latency
+from codl.ir.records.results import EvalRow, Latency
 from codl.jobs import collect
 from codl.jobs import evaluate as api
 from codl.jobs.interleaved import Evaluation
 from codl.machine.placement import LocalSoc
 from codl.machine.system_files import SystemFiles
-from codl.report.results import EvalResult, parse_as
-from codl.report.tables import machine_notes
 from codl.targets.local import LocalTarget
 
 COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--json"]
@@ -71,21 +69,3 @@ def test_an_evaluation_keeps_its_rows_when_the_battery_runs_out(
     assert row["model"] == "yolov2"
     nothing = CliRunner().invoke(app, command)
     assert isinstance(nothing.exception, CodlError)
-
-
-def test_an_evaluation_says_what_was_throttled() -> None:
-    rows = [
-        {
-            "model": "small",
-            "strategy": "cpu",
-            "latency_ms": {"median": 1, "p20": 1, "p80": 1, "runs": 3},
-            "predicted_ms": None,
-            "source": "measured",
-            "conditions": {"throttled": ["gpu", "cpu"], "temperature_c": 71.5},
-        }
-    ]
-    result = parse_as(EvalResult, {"command": "eval", "soc": {"name": "test"}, "rows": rows})
-    assert result.rows[0].conditions == Conditions(temperature_c=71.5, throttled=("gpu", "cpu"))
-    assert machine_notes(result) == [
-        "small: the clock of the CPU and the GPU was held down meanwhile."
-    ]

@@ -97,10 +97,7 @@ def test_a_step_that_fails_leaves_the_first_half(
     done = command_line.run(tmp_path, "demo", "--measure")
     assert done.code == 1
     assert "codl collect --soc host" in done.stderr
-    assert "ended with code 1" in done.stderr
-    assert "goes on" in done.stderr
     assert "nothing ran" in done.stdout
-    assert "measured on another machine" in " ".join(done.stdout.split())
     assert (tmp_path / "codl-demo/report.html").is_file()
     does(monkeypatch, "train")
     assert command_line.run(tmp_path, "demo", "--measure").code == 1
@@ -172,21 +169,16 @@ def test_a_network_is_measured_beside_libraries_on_all_cores(
         for name, ms in {"cpu": 8.0, "gpu": 6.0, "codl": 4.0, "ort": 5.0, "ncnn": 4.5}.items()
     ]  # fmt: skip
     part = {"name": "some CPU", "type": "cpu"}
-    soc = {"name": "host", "cpu": {"name": "some CPU"}, "gpu": part}
 
     def evaluated(output: Path, limit: object, keep_s: float) -> None:
+        soc = {"name": "host", "cpu": {"name": "some CPU"}, "gpu": part}
         content = {"soc": soc, "rows": rows, "serial": "local"}
         (output.parent / demo.EVALUATION).write_text(demo.document("eval", content))
 
     monkeypatch.setattr(demo, "_measure", evaluated)
     shown = command_line.run(tmp_path, "demo", "--measure").stdout
-    assert "Measured on this machine" in shown
     assert "1.50" in shown
     assert "4.5, ncnn" in shown
-    assert "The page: codl-demo/report.html" in shown
-    rows[1]["doubts"] = ["p80 is 2.00 times p20"]
-    doubted = command_line.run(tmp_path, "demo", "--measure").stderr
-    assert "doubtful: gpu: p80 is 2.00 times p20" in doubted
     rows[2] |= {"latency_ms": None, "status": "failed", "reason": "no driver"}
     failed = command_line.run(tmp_path, "demo", "--measure")
     assert failed.code == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,8 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console, Group
-from support.clocks import Hands
+from rich.console import Group
 
 from codl.cli import output
 from codl.cli.run import _warn_of_no_numbers
@@ -62,41 +59,6 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(output.VARIABLE)
 
 
-def waiting(now: output.CurrentStage, clock: Hands, seconds: int) -> list[str]:
-    """What the heartbeat says meanwhile."""
-    said = []
-    for _ in range(seconds):
-        clock.now += 1
-        if text := now.overdue():
-            said.append(text)
-    return said
-
-
-def test_a_long_stage_is_told_once_and_then_every_thirty_seconds() -> None:
-    clock = Hands()
-    now = output.CurrentStage(clock)
-    now.begin("Loading yolov2")
-    now.hear()
-    assert waiting(now, clock, 65) == [
-        f"Loading yolov2: {s} so far" for s in ("3 s", "33 s", "1:03")
-    ]
-    now.begin("Measuring", expected_s=8.0)
-    assert waiting(now, clock, 5) == ["Measuring: 3 s so far, about 5 s left"]
-    now.begin("")
-    assert waiting(now, clock, 60) == []
-
-
-def test_steps_that_are_counted_say_how_far_they_are() -> None:
-    clock = Hands()
-    now = output.CurrentStage(clock)
-    now.begin("Measuring")
-    clock.now += 1
-    now.count(2, 60, 100.0)
-    assert waiting(now, clock, 4) == ["Measuring: 2/60: 3 s so far, about 1:38 left"]
-    now.count(60, 60, 0.0)
-    assert waiting(now, clock, 28) == ["Measuring: 60/60: 33 s so far, about 0 s left"]
-
-
 def test_nothing_is_said_without_a_terminal_of_what_is_short(
     silent: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,31 +88,6 @@ def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
     assert "codl sleep: 1 s so far" in done.stderr
     done = subprocess.run([*command, "-q"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-
-
-def test_narrow_tables_keep_their_width_and_every_letter(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = [f"backbone/stage_{at}/residual/conv_with_a_long_name" for at in range(3)]
-    rows = [(name, "gpu_winograd_fp16", *["123.4"] * 6) for name in names]
-    table = TextTable.plain("Placement", ("op", "variant", *map(str, range(6))), rows)
-    monkeypatch.setattr(output, "STDOUT", Console(width=80))
-    output.Output().emit("run", {}, lambda: Group(table, "done"))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    cells = [re.split("[│┃]", line)[1].strip() for line in lines if line.startswith("│")]
-    assert "".join(cells) == "".join(names)
-
-
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), (None, 160)])
-def test_tables_in_a_pipe_are_as_wide_as_columns_says(columns: str | None, width: int) -> None:
-    environment = {name: own for name, own in os.environ.items() if name != "COLUMNS"}
-    environment |= {"COLUMNS": columns} if columns else {}
-    code = "from codl.cli.output import STDOUT; print(STDOUT.width)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, check=True
-    )
-    assert int(done.stdout) == width
 
 
 def test_ctrl_c_while_modules_are_imported_shows_no_trace() -> None:

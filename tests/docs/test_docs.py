@@ -11,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
 from codl.cli.app import app
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import render_docs  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -32,18 +34,6 @@ MODULE = re.compile(r"`(codl(?:\.\w+)+)`")
 SHELL = {"|", ">", "&&", ";", "&"}
 
 
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-sys.path.append(str(ROOT / "scripts"))
-render_docs = _script("render_docs")
 PAGES: list[Path] = render_docs.pages()
 
 
@@ -118,53 +108,6 @@ def _stale_figures(text: str, docs: Path) -> list[str]:
 def test_figures_in_a_text_are_of_their_file(page: Path) -> None:
     text = FENCED.sub("", page.read_text())
     assert _stale_figures(text, DOCS) == [], "write the text anew, and the commit"
-
-
-MARKS = """<!-- table: curve results/curve-*.json -->
-<!-- end -->
-<!-- picture: curve curve.svg results/curve-*.json -->
-<!-- end -->
-"""
-
-
-def test_a_picture_is_drawn_of_all_files_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(render_docs, "DOCS", tmp_path)
-    page, picture = tmp_path / "page.md", tmp_path / "curve.svg"
-    page.write_text(MARKS)
-    assert render_docs.rendered(page).count("Not measured yet: `scripts/bench/stage.py`") == 2
-    assert not render_docs.drawn(page)
-    for name in ("one", "two"):
-        _write_curve(tmp_path / f"results/curve-{name}.json", name)
-    text = render_docs.rendered(page)
-    assert "size one" in text
-    assert "size two" in text
-    assert "](curve.svg)" in text
-    assert list(render_docs.drawn(page)) == [picture]
-    svg = render_docs.drawn(page)[picture]
-    assert not render_docs.is_current(picture, svg)
-    picture.write_text(svg)
-    assert render_docs.is_current(picture, svg)
-    _write_curve(tmp_path / "results/curve-two.json", "two", codl_ms=9.0)
-    assert not render_docs.is_current(picture, render_docs.drawn(page)[picture])
-
-
-def _write_curve(path: Path, name: str, codl_ms: float = 8.0) -> None:
-    """A file of one point, of test data."""
-    rows = [
-        {
-            "model": "testnet",
-            "strategy": strategy,
-            "latency_ms": {"median": ms, "p20": ms, "p80": ms, "runs": 9},
-            "predicted_ms": ms,
-            "source": "simulated",
-        }
-        for strategy, ms in (("cpu", 10.0), ("gpu", 20.0), ("codl", codl_ms))
-    ]
-    soc = {"name": name, "description": f"size {name}"}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"command": "curve", "evaluations": [{"soc": soc, "rows": rows}]}))
 
 
 def test_pages_have_what_is_looked_for() -> None:

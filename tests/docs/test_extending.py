@@ -12,20 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from support import command_line
 from support import common_checks as common
 from support.devices import here
 from support.plans import make_plan
-from support.some import some
 from support.whole_way import QUICK
 
 import codl
 from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
-from codl.ir import OP_TYPES, parse
+from codl.ir import OP_TYPES
 from codl.ir.executable_json import check
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
@@ -87,24 +85,6 @@ def test_a_model_with_its_node_has_its_op(folder: Path) -> None:
     assert [layer.op.kind for layer in load_network(model).layers] == ["conv2d", "onnx", "pooling"]
     codl.load_plugin(folder / PLUGIN)
     assert [layer.op.kind for layer in load_network(model).layers] == ["conv2d", "lrn", "pooling"]
-
-
-@pytest.mark.usefixtures("_unloaded")
-def test_its_reference_is_onnx_runtimes(folder: Path) -> None:
-    codl.load_plugin(folder / PLUGIN)
-    for text in some(OP_TYPES["lrn"].examples):
-        op = parse(text)
-        x = np.random.default_rng(0).standard_normal(op.input).astype(np.float32)
-        attributes = {name: getattr(op, name) for name in ("size", "alpha", "beta", "bias")}
-        node = onnx.helper.make_node("LRN", ["x"], ["y"], **attributes)
-        info = [onnx.helper.make_tensor_value_info(n, 1, list(op.input)) for n in ("x", "y")]
-        graph = onnx.helper.make_graph([node], "one", info[:1], info[1:])
-        opset = [onnx.helper.make_opsetid("", 17)]
-        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
-        session = onnxruntime.InferenceSession(model.SerializeToString())
-        (expected,) = session.run(None, {"x": x})
-        expected = op.activation.reference(expected.astype(np.float64))
-        np.testing.assert_allclose(op.reference([x], {}), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_unloaded")

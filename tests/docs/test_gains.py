@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -93,37 +92,6 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
         "two halves, replayed", "2", "**2.00**", "2.00", "1.50", "\N{EN DASH}"
     ]  # fmt: skip
     assert source == "[abc1234](docs/results/paper-phone.json)"
-
-
-def test_the_picture_has_every_chain_and_both_lanes(tmp_path: Path) -> None:
-    from split_picture import split
-    from standalone import stand_alone
-
-    chains = [
-        {"ops": ["a", "b"], "dim": "H", "gpu_ratio": 0.5, "variants": {}},
-        {"ops": ["c"], "dim": "OC", "gpu_ratio": 1.0, "variants": {}},
-    ]
-    spans = [
-        {"processor": "cpu", "kind": "net", "label": "a", "start_ms": 0.0, "end_ms": 10.0},
-        {"processor": "gpu", "kind": "kernel", "label": "a", "start_ms": 2.0, "end_ms": 16.0},
-    ]
-    file = write(
-        tmp_path / "eval.json",
-        row("cpu", 30.0),
-        row("gpu", 20.0),
-        row("codl", 16.0, plan="p"),
-        timelines=[{"model": "net", "strategy": "codl", "spans": spans}],
-        plans={"p": {"model": "net", "strategy": "codl", "chains": chains}},
-    )
-    svg = ElementTree.fromstring(stand_alone(split([load_result(file)], "t")))
-    words = {element.text for element in svg.iter()}
-    assert {
-        "Chain 1, 2 layers: a ... b. rows (H), GPU ratio 0.5.",
-        "Chain 2, one layer: c. GPU only, GPU ratio 1.",
-        "net: 3 operators, 1 of 2 chains on both",
-        "GPU, kernel: a, 14.0 ms from 2.00 ms on",
-        "both: 16.0 ms, 1.25 times the better one",
-    } <= words
 
 
 def test_accuracy_is_summed_up_by_the_rows_that_were_held_out(tmp_path: Path) -> None:

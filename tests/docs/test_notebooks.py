@@ -19,21 +19,16 @@ def test_there_are_notebooks_which_a_page_names() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+def test_a_notebook_is_kept_without_outputs_and_has_its_picture(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
+    assert f"](pictures/{path.stem}.png)" in notebook.cells[0].source
+    picture = path.parent / "pictures" / f"{path.stem}.png"
+    assert picture.is_file(), f"`python scripts/notebook_pictures.py {path.stem}` draws it"
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     for cell in notebook.cells:
         assert not cell.metadata
         if cell.cell_type == "code":
             assert (cell.outputs, cell.execution_count) == ([], None)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_opens_with_its_first_picture(path: Path) -> None:
-    first = nbformat.read(path, as_version=4).cells[0].source
-    assert f"](pictures/{path.stem}.png)" in first
-    picture = path.parent / "pictures" / f"{path.stem}.png"
-    assert picture.is_file(), f"`python scripts/notebook_pictures.py {path.stem}` draws it"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

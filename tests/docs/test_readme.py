@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +26,9 @@ from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.targets.placed import load_local
 
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import readme_commands  # type: ignore[import-not-found]
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial" / "quickstart-onnx.md"
 MODEL = "small.onnx"
@@ -45,19 +46,6 @@ QUICKLY: dict[str, Sequence[str]] = {
     "eval": ("--strategies", "cpu,gpu,codl", "--time", "0.02s", "--no-timelines", "--no-profile"),
     "explain": ("--rounds", "2", "--no-profile"),
 }
-
-
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-readme_commands = _script("readme_commands")
 
 
 def pipeline() -> list[list[str]]:

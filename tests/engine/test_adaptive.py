@@ -202,9 +202,3 @@ def test_threads_get_their_own_outputs_across_a_change(
             if engine.adaptation.changes:
                 break
         assert engine.adaptation.changes
-
-
-def test_engines_that_do_not_adapt_say_so(first_soc: LocalSoc) -> None:
-    network = row(1)
-    with Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as engine:
-        assert engine.adaptation is None

@@ -128,7 +128,6 @@ def numbers_through(
     ("kind", "value"),
     [
         (TensorProto.DOUBLE, 0.1),
-        (TensorProto.DOUBLE, 2.0**40),
         (TensorProto.DOUBLE, -np.inf),
         (TensorProto.INT64, (1 << 24) - 1),
         (TensorProto.INT32, 1 - (1 << 24)),
@@ -143,10 +142,8 @@ def test_numbers_that_float32_holds_come_out(kind: int, value: float, first_soc:
     ("kind", "value", "cast", "message"),
     [
         (TensorProto.DOUBLE, 1.7e9 + 1, None, r"input 'x' has .*1700000001.* float32 cannot hold"),
-        (TensorProto.DOUBLE, 1e300, None, "input 'x' has .*1e.300"),
         (TensorProto.INT64, (1 << 24) + 1, None, r"'x' reaches 1.67772e\+07"),
         (TensorProto.FLOAT, 3e7, TensorProto.INT64, r"integer output 'y' reaches 3e\+07"),
-        (TensorProto.FLOAT, -(2.0**24), TensorProto.INT32, "integer output 'y' reaches 1.67"),
     ],
 )
 def test_numbers_that_float32_does_not_hold_are_refused(

@@ -164,8 +164,6 @@ def test_an_iterator_that_raises_does_so_behind_the_results_before() -> None:
     ("frames", "in_flight", "message"),
     [
         ([], 0, "in_flight must be a whole number of at least 1, got 0"),
-        ([], -2, "at least 1, got -2"),
-        ([], True, "in_flight must be a whole number"),
         ([], 1.5, "in_flight must be a whole number"),
         (5, 1, "frames must be an iterable of arrays, .* got 5"),
         ([], 10**9, r"in_flight must be at most \d+, got 1000000000: a frame and its result take"),
@@ -253,6 +251,8 @@ def test_two_engines_agree_with_onnx_runtime_frame_by_frame(first_soc: LocalSoc)
     frames = [random.random((1, 3, 24, 24), np.float32) for _ in range(40)]
     sent = [*frames[:20], np.zeros((1, 3, 24, 25), np.float32), *frames[20:]]
     beside = off_the_cpu_side(first_soc, "local")
+    if first_soc.gpu.is_cpu:
+        assert beside.placement.cpu_cores == first_soc.placement.gpu_cores
     with (
         Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as cpu,
         Engine(network, default_plan(network, first_soc, "gpu"), here(beside)) as gpu,
@@ -284,13 +284,6 @@ def test_an_engine_without_others_streams_alone(first_soc: LocalSoc) -> None:
             np.testing.assert_array_equal(result[name], right[name])  # type: ignore[index]
 
 
-def test_the_gpus_engine_leaves_the_cpu_side_its_cores(first_soc: LocalSoc) -> None:
-    beside = off_the_cpu_side(first_soc, "local").placement
-    assert beside.gpu_cores == first_soc.placement.gpu_cores
-    if first_soc.gpu.is_cpu:
-        assert beside.cpu_cores == first_soc.placement.gpu_cores
-
-
 # The choice.
 
 
@@ -311,10 +304,5 @@ def test_the_highest_rate_is_chosen(
     plan: Any = network  # plans are not looked at
     found = StreamPlan(dict.fromkeys(latency_ms, plan), latency_ms)
     assert (found.chosen, found.in_flight) == (chosen, in_flight)
-
-
-def test_both_processors_are_chosen_where_nothing_is_known() -> None:
-    plan: Any = None
-    found = StreamPlan({"cpu": plan, "gpu": plan, SPLIT: plan}, {SPLIT: 4.0})
-    assert (found.chosen, found.in_flight) == (("cpu", "gpu"), 3)
-    assert StreamPlan({"cpu": plan}, {}).chosen == ("cpu",)
+    unknown = StreamPlan(dict.fromkeys(("cpu", "gpu", SPLIT), plan), {SPLIT: 4.0})
+    assert (unknown.chosen, unknown.in_flight) == (("cpu", "gpu"), 3)

@@ -65,7 +65,7 @@ def promised() -> list[conformance.Case]:
 
 
 def test_the_cases_of_promised_ops_pass(first_soc: Soc) -> None:
-    """Every eighth case of each op: `support.conformance` runs them all, which takes minutes.
+    """Every eighth case of each op: `scripts/conformance.py` runs them all, which takes minutes.
 
     The first of each is for every device, below.
     """

@@ -68,8 +68,3 @@ def test_ctrl_c_keeps_whole_rounds() -> None:
     rows = drawn_beside(Interface(ends_at=6), budget)  # in the second round
     assert budget.ended == "interrupted"
     assert rows["limited"].frames.refreshes == 3
-
-
-def test_ctrl_c_before_a_whole_round_leaves_nothing() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        drawn_beside(Interface(ends_at=3), Budget())

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
 from support.plans import branching_case, make_plan
-from support.random_networks import random_inputs, random_networks, random_plans, reference_outputs
+from support.random_networks import random_networks, random_plans
 from support.random_plans import random_plan
+from support.references import evaluate
 from support.simulated import SOC
 
 from codl.errors import CodlError
@@ -28,6 +29,7 @@ from codl.ir.region import Span
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import cut
+from codl.measure.inputs import random_inputs
 from codl.runtime.numpy_interpreter import Interpreter, OrderError, check_order
 
 #: What outputs may be off, against the largest of them: tensors are stored between ops.
@@ -56,7 +58,7 @@ def check_outputs(network: Network, interpreter: Interpreter, element: str, seed
     for name, array in interpreter.inputs.items():
         np.copyto(array, inputs[name].reshape(array.shape))
     interpreter.run()
-    for name, expected in reference_outputs(network, inputs).items():
+    for name, expected in evaluate(network, inputs).items():
         error = np.abs(interpreter.outputs[name] - expected).max()
         assert error <= TOLERANCES[element] * max(np.abs(expected).max(), 1), (
             f"{name} is {error} off"

@@ -122,37 +122,6 @@ def test_a_plan_that_fails_when_a_comparison_is_repeated_is_not_kept(
     assert failed.isdisjoint(run.plan.fingerprint for run in load_profile(file).runs)
 
 
-def test_a_slow_device_has_the_least_rounds_too(network: Network, tmp_path: Path) -> None:
-    for slower in (1.0, 30.0):
-        target = scripted(network, slower=slower, layers=0.3)
-        folder = tmp_path / str(slower)
-        find("codl").plan(network, context_of(target, LAWS, Profiling(folder)))
-        (file,) = folder.rglob("*.json")
-        assert load_profile(file).rounds >= device_loop.LEAST_ROUNDS
-
-
-def test_the_first_split_plan_runs_before_anything_else(network: Network, tmp_path: Path) -> None:
-    target = scripted(network)
-    find("codl").plan(network, context_of(target, LAWS, Profiling(tmp_path)))
-    assert target.loaded[0].nets
-    assert target.loaded[0].needs_gpu
-
-
-def test_the_plans_of_the_baselines_are_candidates(network: Network, tmp_path: Path) -> None:
-    target = scripted(network)
-    context = context_of(target, LAWS, Profiling(tmp_path))
-    digests = {each.digest(weights=False) for each in _loaded_by("codl", network, context, target)}
-    paper = find("codl-paper").plan(network, context)
-    assert executable_of(network, paper, context).digest(weights=False) in digests
-
-
-def _loaded_by(
-    name: str, network: Network, context: ScriptedContext, target: ScriptedTarget
-) -> list[Executable]:
-    find(name).plan(network, context)
-    return target.loaded
-
-
 def test_two_processors_must_be_worth_it(network: Network, tmp_path: Path) -> None:
     """Where shards take twice as long, one processor alone is taken."""
     target = scripted(network, shards={"cpu": 2.5, "gpu": 2.5})

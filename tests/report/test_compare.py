@@ -10,7 +10,7 @@ import pytest
 from support import command_line
 
 from codl.errors import MismatchError
-from codl.report.compare import ResultComparison, compare_results, comparison_table
+from codl.report.compare import ResultComparison, compare_results
 from codl.report.html import write_report
 from codl.report.results import parse_result
 
@@ -127,14 +127,6 @@ def test_a_command_fails_where_it_is_asked_to(tmp_path: Path) -> None:
     done = command_line.run(tmp_path, "compare", "a.json", "b.json", "--fail-above", "9")
     assert done.code == 1
     assert "codl of net" in done.stderr
-
-
-def test_the_table_leaves_out_what_is_noise() -> None:
-    found = compared(evaluation({"cpu": 1.0, "gpu": 1.0}), evaluation({"cpu": 1.0, "gpu": 2.0}))
-    (section,) = comparison_table(found, every=False).sections
-    assert [row.cells[0] for row in section.rows] == ["gpu, ms"]
-    (section,) = comparison_table(found, every=True).sections
-    assert len(section.rows) == 2
 
 
 def test_a_report_refuses_what_was_not_measured_alike(tmp_path: Path) -> None:

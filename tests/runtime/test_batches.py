@@ -92,19 +92,6 @@ def test_all_images_in_one_launch(
                 assert (cut_region(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
 
 
-@pytest.mark.parametrize(
-    "text", ["conv2d in=3x40x9x7 oc=24 kernel=3x3 pad=1", "pooling in=9x8x4x4"]
-)
-def test_a_batch_is_few_launches(text: str, as_gpu: OpenClDevice) -> None:
-    op = parse(text if "kernel" in text else f"{text} kernel=2")
-    for variant in registry.variants(op, "gpu", as_gpu.soc):
-        plans = [variant.plan(each, as_gpu.soc) for each in (op, op.one_image)]  # type: ignore[attr-defined]
-        if plans[0].whole_batch:
-            assert len(plans[0].launches) == len(plans[1].launches), variant.name
-            return
-    pytest.fail("no variant takes a batch as a whole")
-
-
 @cache
 def case(images: int) -> tuple[Network, Array, dict[str, Array]]:
     proto = residual(images)
@@ -169,14 +156,6 @@ def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: S
         assert max_rel_err(outputs[name], wanted) <= 1e-4
 
 
-def test_fully_connected_layers_of_a_batch_have_a_row_for_each_image() -> None:
-    kinds = [layer.op.kind for layer in case(3)[0].layers]
-    assert kinds.count("fc") == 2
-    assert "reshape" not in kinds
-    assert all("N" in layer.op.dims for layer in case(3)[0].layers)
-    assert not any("N" in layer.op.dims for layer in case(1)[0].layers)
-
-
 def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
     first = parse("conv2d in=4x6x5x5 oc=6 kernel=1")
     mixed = Reshape(shapes=((4, 6, 5, 5),), to=(6, 4, 5, 5))
@@ -186,21 +165,6 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
     for shard in some(cut(layers, ["t3"], "N", 0.5, block=8)):
         assert [part.region.images.size for part in shard.parts] == [4, 6, 3]
         assert shard.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
-
-
-def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
-    cost = CostModel(SOC, SyntheticPredictors())
-    for text in (
-        "conv2d in={}x16x9x9 oc=8 kernel=3 pad=1",
-        "fc in={}x16x3x3 oc=8",
-        "eltwise in={0}x16x9x9,{0}x16x9x9",
-    ):
-        one, five = parse(text.format(1)), parse(text.format(5))
-        assert five.one_image == one
-        for processor in PROCESSORS:
-            single, batch = fastest(cost, one, processor), fastest(cost, five, processor)
-            assert batch.variant == single.variant
-            assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
 
 
 def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:

@@ -28,7 +28,6 @@ from codl.lower.partition import partition_plan
 from codl.measure.closeness import closeness, max_rel_err
 from codl.measure.op_runner import operands
 from codl.runtime.loaded import sharing_ms
-from codl.runtime.memory import ALIGNMENT, aligned_zeros
 from codl.runtime.session import host_session
 
 
@@ -100,16 +99,6 @@ def test_the_steady_state_allocates_no_tensor(engine: Engine, case: Case) -> Non
     assert min(kept) < 4096
 
 
-def test_nothing_is_shared_inside_a_chain(case: Case, first_soc: Soc) -> None:
-    network = case[0]
-    plan = make_plan(network, first_soc, [(2, "H", 0.5)])
-    program = partition_plan(network, plan, first_soc)
-    first = program.segments[0]
-    assert {move.tensor for move in first.transfers} == {"image"}
-    moved = {move.tensor for segment in program.segments[1:] for move in segment.transfers}
-    assert network.layers[0].output not in moved
-
-
 def test_only_missing_rows_move_between_splits_alike(case: Case, first_soc: Soc) -> None:
     network = case[0]
     cuts = [(2, "H", 0.5), (1, "H", 0.5)]
@@ -157,14 +146,6 @@ def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) 
     short = Plan(**{**plan.__dict__, "chains": plan.chains[:-1]})
     with pytest.raises(MismatchError, match="each once"):
         Engine(network, short, here(first_soc))
-
-
-def test_arrays_of_the_cpu_begin_where_copies_are_fast() -> None:
-    for columns in range(1, 9):
-        array = aligned_zeros((1, 3, 5, columns))
-        assert array.ctypes.data % ALIGNMENT == 0
-        assert array.shape == (1, 3, 5, columns)
-        assert not array.any()
 
 
 def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:

@@ -14,7 +14,6 @@ import pytest
 from msgspec import structs
 from support.devices import here
 from support.executables import small_network, small_plan
-from support.failing_driver import driver_error
 from support.failing_kernels import Failing, source
 from support.plans import row
 from support.variants import with_variants
@@ -24,12 +23,11 @@ from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Network, Shape, parse
+from codl.ir import Array, Network, parse
 from codl.ir.constants import Constants
 from codl.ir.executable import Executable
 from codl.ir.plan import Chain, Plan
 from codl.ir.records.soc import Soc
-from codl.ir.types import BLOCKED, PLANAR
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -40,7 +38,7 @@ from codl.machine import cache
 from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
 from codl.runtime import program_cache
-from codl.runtime.drivers import as_device_error, cl_module, describe
+from codl.runtime.drivers import cl_module
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice
@@ -83,20 +81,12 @@ def too_few_arguments(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
     return lambda plan, soc: launched(plan, args=plan.launches[0].args[:-1])
 
 
-def too_many_arguments(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
-    return lambda plan, soc: launched(plan, args=(*plan.launches[0].args, 1, 2))
-
-
 def too_large_a_group(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
     def spoil(plan: KernelPlan, soc: Soc) -> KernelPlan:
         size = 2 * soc.gpu.max_work_group_size
         return launched(plan, global_size=(size, 1), local_size=(size, 1))
 
     return spoil
-
-
-def a_group_that_does_not_divide(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
-    return lambda plan, soc: launched(plan, global_size=(7, 1), local_size=(2, 1))
 
 
 def too_much_scratch(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
@@ -120,9 +110,7 @@ FAILURES = {
     does_not_build: ("does not build on", "no_such_function", "-DPIXELS=", "-DV="),
     lacks_the_kernel: ("Binding the kernels of", "the built program has no such kernel"),
     too_few_arguments: ("'conv2d_direct' of 'conv1' takes 25 arguments, and its launch has 24",),
-    too_many_arguments: ("takes 25 arguments, and its launch has 27",),
     too_large_a_group: ("'conv1' wants work-groups of", "allows it"),
-    a_group_that_does_not_divide: ("work-groups of 2x1, which do not divide its 7x1 work-items",),
     too_much_scratch: (f"A buffer of {HUGE} bytes is wanted", "allows"),
     another_group_than_compiled_for: ("'conv1'", "INVALID_WORK_GROUP_SIZE"),
 }
@@ -207,13 +195,6 @@ def test_a_failed_build_is_remembered_by_its_process_alone(
     assert again.compiled == 1
 
 
-def test_a_tensor_that_is_too_large_is_explained(gpu: OpenClDevice) -> None:
-    side = int((gpu.device.max_mem_alloc_size / 64) ** 0.5) + 64
-    copy = pieces.relayout(Shape(1, 16, side, side), BLOCKED, PLANAR, gpu.soc)
-    with pytest.raises(DeviceError, match=r"A buffer of \d+ bytes is wanted, .* allows \d+"):
-        Session(copy, gpu)
-
-
 def test_weights_that_are_too_large_are_a_refusal(gpu: OpenClDevice) -> None:
     op = parse("fc in=1x4x1x1 oc=3")
     plan = registry.find(op, "gpu_direct").plan(op, gpu.soc)  # type: ignore[attr-defined]
@@ -222,26 +203,6 @@ def test_weights_that_are_too_large_are_a_refusal(gpu: OpenClDevice) -> None:
     weights = {name: np.zeros(shape, np.float32) for name, shape in op.weight_shapes.items()}
     with pytest.raises(RefusedError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
         Session(pieces.kernels_alone(op, spoilt, weights, gpu.soc), gpu)
-
-
-def test_codes_are_explained(gpu: OpenClDevice) -> None:
-    with (
-        pytest.raises(DeviceError, match=r"^Running x failed \(OUT_OF_RESOURCES: a work-group "),
-        as_device_error("Running x"),
-    ):
-        raise driver_error("clFinish", -5)
-    assert describe(-9999).endswith("-9999")
-
-
-def test_a_device_that_cannot_be_opened_is_explained(
-    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object) -> None:
-        raise driver_error("Context", -6)
-
-    monkeypatch.setattr("codl.runtime.opencl._find_device", refuse)
-    with pytest.raises(DeviceError, match=r"^Opening .+ failed \(OUT_OF_HOST_MEMORY: the host"):
-        OpenClDevice(gpu.soc)
 
 
 def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.plans import CUTS, Case, branching_case, image, legal, make_plan, row
-from support.random_networks import reference_outputs
+from support.references import evaluate
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
@@ -76,7 +76,7 @@ def test_no_flag_is_lost_in_many_runs(flagged: LocalSoc) -> None:
     network = row(3)
     plan = make_plan(network, flagged, [(1, "H", 0.5), (1, "OC", 0.5), (1, "H", 0.3)], "missing")
     inputs = [image(network, seed) for seed in range(5)]
-    expected = [reference_outputs(network, own) for own in inputs]
+    expected = [evaluate(network, own) for own in inputs]
     with Engine(network, plan, here(flagged)) as engine:
         assert sum(isinstance(one, Raise) for one in engine.executable.commands) >= 2
         for turn in range(RUNS):

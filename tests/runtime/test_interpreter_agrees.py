@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.executables import small_network, small_plan
-from support.random_networks import random_inputs, random_networks, random_plans
+from support.random_networks import random_networks, random_plans
 
 from codl.engine.engine import Engine
 from codl.ir.executable import Executable
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
+from codl.measure.inputs import random_inputs
 from codl.runtime.numpy_interpreter import Interpreter
 
 

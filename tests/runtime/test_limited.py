@@ -19,11 +19,11 @@ from codl.errors import DeviceError
 from codl.ir import parse
 from codl.ir.records.gpu_limits import GpuLimits
 from codl.kernels import registry
-from codl.machine.placement import LocalSoc, splittable
+from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
 from codl.runtime import limited as limits_module
 from codl.runtime.launch import BoundKernel
-from codl.runtime.limited import IN_FLIGHT_MS, PacedQueue, Pacer, cut, for_pieces, refusal
+from codl.runtime.limited import IN_FLIGHT_MS, PacedQueue, Pacer, cut, refusal
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.local import LocalTarget
 
@@ -103,12 +103,6 @@ def test_any_chain_gives_the_same_outputs(
     assert report.longest_ms == 4.0 or not report.too_long
 
 
-def test_without_limits_nothing_is_reported(first_soc: LocalSoc) -> None:
-    network, _, _ = branching_case()
-    with Engine(network, default_plan(network, first_soc, "gpu"), LocalTarget(first_soc)) as engine:
-        assert engine.limited is None
-
-
 def test_what_stays_too_long_is_said(first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "measured_ms", taking(4.0, 3.0))
     network, x, _ = branching_case()
@@ -153,15 +147,6 @@ def test_an_error_of_the_queue_reaches_the_caller_and_is_over(
                 engine({"image": x})
         for name, value in engine({"image": x}).items():
             np.testing.assert_array_equal(value, expected[name])
-
-
-def test_kernels_for_cpus_are_cut_finer_where_they_may_have_to_be_split(
-    first_soc: LocalSoc,
-) -> None:
-    assert splittable(first_soc) is first_soc
-    assert splittable(limited(first_soc, GpuLimits(gpu_duty=0.5))).gpu == first_soc.gpu
-    finer = splittable(limited(first_soc)).gpu.compute_units
-    assert (finer > first_soc.gpu.compute_units) == first_soc.gpu.is_cpu
 
 
 @dataclass
@@ -234,14 +219,6 @@ def test_work_is_followed_by_its_rest(
     assert gpu.most_ms == pytest.approx(most_ms)
 
 
-def test_without_rests_only_the_queue_is_bounded() -> None:
-    gpu = FakeGpu()
-    gpu.run(1.0, [1.0] * 100)
-    assert gpu.sleeps == []
-    assert gpu.until == pytest.approx(0.1)
-    assert gpu.most_ms <= IN_FLIGHT_MS + 1e-9
-
-
 def test_late_sleeps_are_made_up_for() -> None:
     gpu = FakeGpu(late_ms=0.5)
     gpu.run(0.5, [2.0] * 60)
@@ -284,36 +261,12 @@ def test_pieces_have_every_work_item_once(
     assert min(count, possible) <= len(pieces) <= possible
 
 
-def test_the_outermost_dimension_is_cut_first() -> None:
-    pieces = cut((64, 6), (8, 1), 3)
-    assert pieces == [
-        ((0, 0), (64, 2)),
-        ((0, 2), (64, 2)),
-        ((0, 4), (64, 2)),
-    ]
-    inner = cut((64, 2), (8, 1), 4)
-    assert [offset for offset, _ in inner] == [(0, 0), (32, 0), (0, 1), (32, 1)]
-    assert [size for _, size in inner] == [(32, 1)] * 4
-
-
-def test_sources_that_ask_for_more_than_their_ids_see_the_whole() -> None:
-    plain = "kernel void f() { int i = get_global_id(0); }"
-    assert for_pieces(plain, (64,), (8,)) is plain
-    text = "kernel void f() { int i = get_group_id(1) + get_num_groups(0); }"
-    seen = for_pieces(text, (64, 6), (8, 2))
-    assert seen.endswith(text)
-    assert "get_global_size(d) ((size_t)((d) == 0 ? 64 : (d) == 1 ? 6 : 1))" in seen
-    assert "get_num_groups(d) ((size_t)((d) == 0 ? 8 : (d) == 1 ? 3 : 1))" in seen
-
-
 @pytest.mark.parametrize(
     ("asks", "local", "is_refused"),
     [
         ("get_global_id", None, False),
-        ("get_group_id", (8,), False),
         ("get_group_id", None, True),
         ("get_local_id", None, True),
-        ("get_global_offset", (8,), True),
         ("get_global_linear_id", (8,), True),
     ],
 )

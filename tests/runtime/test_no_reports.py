@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -67,15 +66,3 @@ def test_compile_and_eval_open_no_socket(library: str, first_soc: Soc, tmp_path:
     assert LIBRARY_PACKAGES[library] in modules
     assert seen == []
     assert not (tmp_path / "intel").exists()  # where OpenVINO keeps its user's number
-
-
-def test_openvino_is_imported_in_one_place() -> None:
-    """The one that keeps its reports away."""
-    importing = [
-        str(path.relative_to(ROOT))
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Import) and "openvino" in [name.name for name in node.names])
-        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "openvino")
-    ]
-    assert importing == ["runtime/onnx_nets.py"]

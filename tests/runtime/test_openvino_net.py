@@ -9,16 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from codl.errors import DeviceError, MissingPackageError
-from codl.ir import Op, Shape, parse
+from codl.ir import Op, parse
 from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.base import OP_TYPES, Array
-from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.kernels.cpu import CPU_OPENVINO
 from codl.lower import pieces
 from codl.machine.placement import LocalSoc
 from codl.measure.op_runner import operands, share_of_ops
-from codl.measure.timing import WHOLE
 from codl.runtime import handles
 from codl.runtime.session import host_session
 
@@ -81,16 +79,3 @@ def test_what_moves_tensors_is_no_part_of_an_op(variant: str, first_soc: LocalSo
     found: Any = registry.find(op, variant)
     share = share_of_ops(pieces.net_alone([op], found, [operands(op)[1]], first_soc), first_soc)
     assert 0 < share < 0.9
-
-
-@pytest.mark.parametrize("way", ["load_openvino", "store_openvino"])
-def test_copies_at_the_ends_of_nets_are_told(first_soc: LocalSoc, way: Direction) -> None:
-    """And none where there is one channel of one pixel, whose two layouts are the same."""
-    pytest.importorskip("openvino")
-    from codl.measure.exchanges import OpenVinoPacking
-
-    lengths = [
-        min(OpenVinoPacking(way, shape, first_soc).sample(1)[WHOLE] for _ in range(3))
-        for shape in (Shape(1, 1, 1, 1), Shape(1, 96, 96, 96))
-    ]
-    assert 0 < lengths[0] < lengths[1]

@@ -31,7 +31,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.lower.lowering import lower, lower_net
 from codl.lower.nets import CpuLayer, Group
-from codl.measure.op_runner import cpu_work
 from codl.plan.build_plan import default_plan
 from codl.runtime.onnx_nets import arranges, make_session
 from codl.runtime.session import host_session
@@ -110,16 +109,6 @@ def test_batches(text: str, first_soc: Soc) -> None:
     check(op, whole, first_soc)
     if "N" in op.dims:
         check(op, whole._replace(images=Span(1, 2)), first_soc)
-
-
-def test_onnx_runtime_comes_first_where_ncnn_refuses(first_soc: Soc) -> None:
-    def first(text: str) -> str:
-        return registry.variants(parse(text), "cpu", first_soc)[0].name
-
-    assert first("conv2d in=1x8x9x7 oc=12 kernel=3") == "cpu_direct"
-    assert first("eltwise in=1x8x9x7,1x8x9x7 mode=mul") == "cpu_direct"
-    assert first("eltwise in=1x8x9x7 mode=exp") == "cpu_ort"
-    assert first("softmax in=8x9 axes=1") == "cpu_ort"
 
 
 def test_slices_are_gathered_by_indices_of_any_sign(first_soc: Soc) -> None:
@@ -212,16 +201,6 @@ def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
     x, s = session.inputs.values()
     expected = np.exp(x + s)[need.slices]
     np.testing.assert_allclose(session.outputs["b"][need.slices], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "text", ["softmax in=8x9 axes=1", "norm in=4x6,1x6,1x6 axis=1", "gather in=5x4,6 axis=0"]
-)
-def test_such_ops_are_measured_like_others(text: str, first_soc: Soc) -> None:
-    op = parse(text)
-    variant = registry.find(op, "cpu_ort")
-    assert all(value >= 0 for value in variant.features(op, first_soc).values())
-    cpu_work(op, variant, first_soc)(3)
 
 
 def with_a_weight_beside(shape: tuple[int, ...] = (3,)) -> onnx.ModelProto:

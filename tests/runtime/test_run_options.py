@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from support.synthetic_predictors import fastest
+from support.synthetic_predictors import SyntheticPredictors, fastest
 
 from codl.errors import CodlWarning, InvalidFileError
-from codl.ir import Shape, parse
-from codl.ir.types import Direction
-from codl.kernels import registry
+from codl.ir import parse
 from codl.machine import placement
 from codl.machine.placement import LocalSoc, Placement, beside
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import without_winograd
-from codl.plan.strategies import Context
-from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
@@ -87,31 +79,12 @@ def test_a_context_is_made_past_pyopencl(gpu: OpenClDevice) -> None:
     assert context.devices == [gpu.device]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Predictors that know some targets."""
-
-    targets: tuple[str, ...]
-    name: str = "table"
-    few: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    inside: InNetworkCosts = field(default_factory=dict)
-
-    def latency_ms(self, target: str, items: Sequence[Any]) -> NDArray[np.float64]:
-        return np.full(len(items), float(self.targets.index(target) + 1))
-
-    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> Any:
-        return {"copy": np.full(len(shapes), 0.5)}
-
-
 def test_planning_without_winograd(first_soc: LocalSoc) -> None:
     op = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
-    names = [registry.target(v, op) for v in registry.variants(op, "cpu", first_soc)]
-    names.sort(key=lambda name: "winograd" not in name)
-    predictors = Table((*names, "mulayer_conv2d_cpu"))
-    usual, without = CostModel(first_soc, predictors), without_winograd(predictors)
-    assert "winograd" in fastest(usual, op, "cpu").variant
-    for by_op in (False, True):
-        other = CostModel(first_soc, without, by_op)
-        assert "winograd" not in fastest(other, op, "cpu").variant
-    assert without.sharing_ms("to_gpu", [op.output])["copy"] == [0.5]
-    assert not Context(first_soc, winograd=False).winograd
+    predictors = SyntheticPredictors(times=lambda target: 0.1 if "winograd" in target else 1.0)
+    usual, without = (
+        fastest(CostModel(first_soc, own), op, "cpu").variant
+        for own in (predictors, without_winograd(predictors))
+    )
+    assert "winograd" in usual
+    assert "winograd" not in without

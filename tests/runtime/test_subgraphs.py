@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ from support.plans import one_by_one
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import enclose, network_of
+from codl.frontend.convert import network_of
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
@@ -96,25 +96,106 @@ def test_an_op_without_operator_in_the_middle(first_soc: Soc) -> None:
     assert "eltwise" in kinds(network)
 
 
-def test_several_outputs_and_integers_that_stay_inside(first_soc: Soc) -> None:
-    proto = model(
+class Case(NamedTuple):
+    """Nodes, the sizes of inputs, outputs, constants, and the nodes of every layer that is ONNX."""
+
+    nodes: Sequence[onnx.NodeProto]
+    inputs: Mapping[str, Sequence[int]]
+    outputs: Sequence[str]
+    constants: Mapping[str, Any]
+    enclosed: Sequence[str]
+    types: Mapping[str, str] = {}
+    opset: int = 17
+
+
+DICE = np.random.default_rng(1)
+PACKED = {"K": 64, "N": 24, "bits": 4, "block_size": 32, "domain": "com.microsoft"}
+CASES = {
+    "several outputs, and integers that stay inside": Case(
         [
-            node("Relu", "x", "r"),
-            node("TopK", "r k", "values indices", axis=1),
+            node("Relu", "x", "r"), node("TopK", "r k", "values indices", axis=1),
             node("Cast", "indices", "places", to=TensorProto.FLOAT),
-            node("Mul", "values places", "m"),
-            node("GatherElements", "r indices", "g", axis=1),
-            node("Add", "m g", "y"),
-            node("Sigmoid", "values", "z"),
+            node("Mul", "values places", "m"), node("GatherElements", "r indices", "g", axis=1),
+            node("Add", "m g", "y"), node("Sigmoid", "values", "z"),
         ],
-        {"x": [2, 9, 5]},
-        ["y", "z", "indices"],
-        {"k": np.int64([3])},
-        {"indices": "int64"},
-    )
-    network = check(proto, {"x": floats(2, 9, 5)}, first_soc)
-    assert onnx_layers(network) == ["TopK+Cast+GatherElements"]
-    assert kinds(network).count("slice") == 4  # values, indices, places and what was gathered
+        {"x": [2, 9, 5]}, ["y", "z", "indices"], {"k": np.int64([3])},
+        ["TopK+Cast+GatherElements"], {"indices": "int64"},
+    ),
+    "shapes that depend on data": Case(
+        [
+            node("Greater", "x zero", "above"), node("NonZero", "above", "where"),
+            node("Transpose", "where", "rows"), node("GatherND", "x rows", "found"),
+            node("ReduceSum", "found", "total", keepdims=1), node("Div", "x total", "y"),
+        ],
+        {"x": [3, 7]}, ["y"], {"zero": np.float32(0)},
+        ["Greater+NonZero+Transpose+GatherND+ReduceSum"],
+    ),
+    "what lies between parts of a group": Case(
+        [
+            node("Greater", "x zero", "mask"), node("Where", "mask x zero", "a"),
+            node("Exp", "a", "b"), node("Where", "mask b x", "y"), node("Neg", "b", "z"),
+        ],
+        {"x": [3, 7]}, ["y", "z"], {"zero": np.float32(0)}, ["Greater+Where+Exp"],
+    ),
+    "an output that is left out, and integers between two nodes": Case(
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], name="n_h", hidden_size=6),
+            node("Relu", "h", "a"), node("QuantizeLinear", "a scale zero", "q"),
+            node("DequantizeLinear", "q scale zero", "y"),
+        ],
+        {"x": [4, 1, 5]}, ["y"],
+        {"w": floats(1, 24, 5), "r": floats(1, 24, 6), "scale": np.float32(0.01),
+         "zero": np.uint8(0)},
+        ["LSTM", "QuantizeLinear+DequantizeLinear"],
+    ),
+    **{
+        f"a window of {kind} larger than the image": Case(
+            [node("Relu", "x", "r"), node(kind, "r", "y", kernel_shape=[3, 2], strides=[3, 2])],
+            {"x": [1, 2, 2, 5]}, ["y"], {}, [kind],
+        )
+        for kind in ("AveragePool", "MaxPool")
+    },
+    "numbers of 8 bits that two nodes make floats of": Case(
+        [
+            node("Cast", "given", "x", to=TensorProto.FLOAT16),
+            node("QuantizeLinear", "x half zero", "q"),
+            node("DequantizeLinear", "q half zero", "h"),
+            node("DequantizeLinear", "q scale zero", "y"), node("Cast", "h", "z", to=1),
+        ],
+        {"given": [5, 5]}, ["y", "z"],
+        {"scale": np.float32(0.02), "half": np.float16(0.02), "zero": np.int8(-5)},
+        ["QuantizeLinear+DequantizeLinear"], opset=21,
+    ),
+    "a packed matrix": Case(
+        [node("Relu", "x", "r"), node("MatMulNBits", "r w s", "p", **PACKED),
+         node("MatMul", "p m", "y")],
+        {"x": [1, 5, 64]}, ["y"],
+        {"w": DICE.integers(0, 256, (24, 2, 16)).astype(np.uint8),
+         "s": DICE.uniform(0.01, 0.02, 48).astype(np.float32), "m": floats(24, 8)},
+        ["com.microsoft.MatMulNBits"],
+    ),
+    "rows that are rounded in a run": Case(
+        [
+            node("Relu", "x", "r"), node("DynamicQuantizeLinear", "r", "q scale zero"),
+            node("MatMulInteger", "q w zero wz", "i"), node("Cast", "i", "f", to=1),
+            node("Mul", "scale ws", "both"), node("Mul", "f both", "p"), node("Add", "p b", "y"),
+        ],
+        {"x": [1, 5, 48]}, ["y"],
+        {"w": DICE.integers(-128, 128, (48, 24)).astype(np.int8), "wz": np.int8(0),
+         "ws": np.full(24, 0.01, np.float32), "b": floats(24)},
+        ["DynamicQuantizeLinear+MatMulInteger+Cast"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_run_in_onnx_runtime(name: str, first_soc: Soc) -> None:
+    nodes, inputs, outputs, constants, enclosed, types, opset = CASES[name]
+    proto = model(nodes, inputs, outputs, constants, types, opset)
+    network = check(proto, {name: floats(*sizes) for name, sizes in inputs.items()}, first_soc)
+    assert onnx_layers(network) == enclosed
+    is_rounded = any("Dynamic" in one for one in enclosed)
+    assert (usual_cosine(network) == COSINE_OF_ROUNDED) == is_rounded
 
 
 def test_integers_beside_floats_are_exact_where_a_gpu_stores_halves(first_soc: Soc) -> None:
@@ -133,24 +214,6 @@ def test_integers_beside_floats_are_exact_where_a_gpu_stores_halves(first_soc: S
     with Engine(network, one_by_one(network, soc, "gpu"), here(soc)) as engine:
         places = engine({"x": x})["places"]
     np.testing.assert_array_equal(places, [np.arange(4999, 4990, -1)])
-
-
-def test_shapes_that_depend_on_data_stay_inside(first_soc: Soc) -> None:
-    proto = model(
-        [
-            node("Greater", "x zero", "above"),
-            node("NonZero", "above", "where"),
-            node("Transpose", "where", "rows"),
-            node("GatherND", "x rows", "found"),
-            node("ReduceSum", "found", "total", keepdims=1),
-            node("Div", "x total", "y"),
-        ],
-        {"x": [3, 7]},
-        ["y"],
-        {"zero": np.float32(0)},
-    )
-    network = check(proto, {"x": floats(3, 7)}, first_soc)
-    assert onnx_layers(network) == ["Greater+NonZero+Transpose+GatherND+ReduceSum"]
 
 
 def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
@@ -192,53 +255,6 @@ def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
         assert engine({"x": floats(4, 5), "ids": np.int64([1, 0, 0, 2])})["y"].shape == (4, 5)
 
 
-def test_what_lies_between_parts_of_a_group_runs_with_it(first_soc: Soc) -> None:
-    """The mask is of booleans, so whoever makes it and whoever reads it are one group."""
-    proto = model(
-        [
-            node("Greater", "x zero", "mask"),
-            node("Where", "mask x zero", "a"),
-            node("Exp", "a", "b"),
-            node("Where", "mask b x", "y"),
-            node("Neg", "b", "z"),
-        ],
-        {"x": [3, 7]},
-        ["y", "z"],
-        {"zero": np.float32(0)},
-    )
-    network = check(proto, {"x": floats(3, 7)}, first_soc)
-    assert onnx_layers(network) == ["Greater+Where+Exp"]
-    assert kinds(network)[-1] == "eltwise"
-
-
-def test_models_without_such_nodes_stay_as_they_are() -> None:
-    proto = model([node("Relu", "x", "a"), node("Softmax", "a", "y")], {"x": [3, 7]}, ["y"])
-    graph = import_onnx(proto, "test")
-    assert enclose(graph) is graph
-
-
-def test_recurrent_and_quantized_nodes(first_soc: Soc) -> None:
-    """A node with outputs that are left out, and integers between two nodes."""
-    proto = model(
-        [
-            helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], name="n_h", hidden_size=6),
-            node("Relu", "h", "a"),
-            node("QuantizeLinear", "a scale zero", "q"),
-            node("DequantizeLinear", "q scale zero", "y"),
-        ],
-        {"x": [4, 1, 5]},
-        ["y"],
-        {
-            "w": floats(1, 24, 5),
-            "r": floats(1, 24, 6),
-            "scale": np.float32(0.01),
-            "zero": np.uint8(0),
-        },
-    )
-    network = check(proto, {"x": floats(4, 1, 5)}, first_soc)
-    assert onnx_layers(network) == ["LSTM", "QuantizeLinear+DequantizeLinear"]
-
-
 def test_two_pairs_of_rounding_each_round(first_soc: Soc) -> None:
     """ONNX Runtime would make one pair of them, by a scale of its own."""
     pairs = ["QuantizeLinear", "DequantizeLinear", "QuantizeLinear", "DequantizeLinear"]
@@ -253,76 +269,6 @@ def test_two_pairs_of_rounding_each_round(first_soc: Soc) -> None:
     network = network_of(import_onnx(proto, "test"))
     with Engine(network, one_by_one(network, first_soc, "cpu"), here(first_soc)) as engine:
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
-def test_windows_that_are_larger_than_the_image(kind: str, first_soc: Soc) -> None:
-    """Of some ONNX Runtime makes an output, since it rounds sizes towards zero."""
-    pool = node(kind, "r", "y", kernel_shape=[3, 2], strides=[3, 2])
-    proto = model([node("Relu", "x", "r"), pool], {"x": [1, 2, 2, 5]}, ["y"])
-    network = check(proto, {"x": floats(1, 2, 2, 5)}, first_soc)
-    assert onnx_layers(network) == [kind]
-
-
-def test_numbers_of_8_bits_that_two_nodes_make_floats_of(first_soc: Soc) -> None:
-    """ONNX Runtime would round anew behind what joins these, to another type."""
-    nodes = [
-        node("QuantizeLinear", "x half zero", "q"),
-        node("DequantizeLinear", "q half zero", "h"),
-        node("DequantizeLinear", "q scale zero", "y"),
-        node("Cast", "h", "z", to=TensorProto.FLOAT),
-    ]
-    constants = {"scale": np.float32(0.02), "half": np.float16(0.02), "zero": np.int8(-5)}
-    nodes.insert(0, node("Cast", "given", "x", to=TensorProto.FLOAT16))
-    proto = model(nodes, {"given": [5, 5]}, ["y", "z"], constants, opset=21)
-    check(proto, {"given": floats(5, 5)}, first_soc)
-
-
-def test_products_with_packed_matrices_are_parts(first_soc: Soc) -> None:
-    """Their numbers stay packed: ONNX Runtime computes `MatMulNBits` as it is."""
-    dice, bits, block, k, n = np.random.default_rng(1), 4, 32, 64, 24
-    packed = dice.integers(0, 256, (n, k // block, block * bits // 8)).astype(np.uint8)
-    sizes = {"K": k, "N": n, "bits": bits, "block_size": block}
-    product = node("MatMulNBits", "r w s", "p", domain="com.microsoft", **sizes)
-    proto = model(
-        [node("Relu", "x", "r"), product, node("MatMul", "p m", "y")],
-        {"x": [1, 5, k]},
-        ["y"],
-        {
-            "w": packed,
-            "s": dice.uniform(0.01, 0.02, n * k // block).astype(np.float32),
-            "m": floats(n, 8),
-        },
-    )
-    network = check(proto, {"x": floats(1, 5, k)}, first_soc)
-    assert onnx_layers(network) == ["com.microsoft.MatMulNBits"]
-    assert "matmul" in kinds(network)
-
-
-def test_rows_rounded_in_a_run_are_parts(first_soc: Soc) -> None:
-    """Products of integers behind `DynamicQuantizeLinear`, as a quantiser writes them."""
-    proto = model(
-        [
-            node("Relu", "x", "r"),
-            node("DynamicQuantizeLinear", "r", "q scale zero"),
-            node("MatMulInteger", "q w zero wz", "i"),
-            node("Cast", "i", "f", to=TensorProto.FLOAT),
-            node("Mul", "scale ws", "both"),
-            node("Mul", "f both", "p"),
-            node("Add", "p b", "y"),
-        ],
-        {"x": [1, 5, 48]},
-        ["y"],
-        {
-            "w": np.random.default_rng(2).integers(-128, 128, (48, 24)).astype(np.int8),
-            "wz": np.int8(0),
-            "ws": np.full(24, 0.01, np.float32),
-            "b": floats(24),
-        },
-    )
-    network = check(proto, {"x": floats(1, 5, 48)}, first_soc)
-    assert [name.split("+")[0] for name in onnx_layers(network)] == ["DynamicQuantizeLinear"]
-    assert usual_cosine(network) == COSINE_OF_ROUNDED
 
 
 def test_a_branch_that_reads_a_weight_twice(first_soc: Soc) -> None:

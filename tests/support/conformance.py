@@ -1,7 +1,5 @@
 """ONNX's node conformance suite, and what came of every case.
 
-    PYTHONPATH=tests python -m support.conformance --soc host -o docs/results/conformance-host.json
-
 Every op is forced onto the GPU side; a node without an op runs in ONNX Runtime. A case passes where
 ONNX's own check does; what codl cannot run is refused, with the reason.
 
@@ -17,15 +15,11 @@ each converter's own word (`parameters`).
 
 from __future__ import annotations
 
-import argparse
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +29,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
-from codl.cli.output import document
 from codl.engine.engine import Engine
 from codl.errors import UnsupportedError
 from codl.frontend.convert import convert, network_of, simplify
@@ -50,20 +43,10 @@ from codl.ir.ops.movement import Reshape
 from codl.ir.types import Processor
 from codl.plan.build_plan import preferring
 from codl.targets.base import Target
-from codl.targets.connect import connect
-from codl.targets.placed import load_local
 
 Status = Literal["passed", "failed", "refused"]
 #: Nodes that ONNX Runtime folds away where only shapes and constants go in.
 FOLDED = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "Shape", "Size")
-#: What is left out of a reason to count it together with others.
-GENERAL = (
-    (r"The node '[^']*' \((\w+)\)", r"\1"),
-    (r" \(known: [^)]*\)", ""),
-    (r"'[^']*'", "'...'"),
-    (r" has the shape \S+;", ";"),
-    (r" is empty \(+[^;]*;", " is empty;"),
-)
 EXPANDED = re.compile(r"_expanded(_ver\d+)?$")
 
 
@@ -294,69 +277,3 @@ def _op(name: str, tests: dict[str, TestCase]) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@dataclass(frozen=True)
-class ConformanceSummary:
-    """Outcomes counted."""
-
-    outcomes: tuple[CaseResult, ...]
-
-    def count(self, status: Status) -> int:
-        return sum(outcome.status == status for outcome in self.outcomes)
-
-    @property
-    def converted(self) -> int:
-        """Passed cases with tensors of other types than float32."""
-        return sum(o.converted for o in self.outcomes)
-
-    @property
-    def renamings(self) -> int:
-        """Passed cases that left nothing to compute."""
-        return sum(o.status == "passed" and not o.gpu_ops for o in self.outcomes)
-
-    def reasons(self, status: Status) -> Counter[str]:
-        """Why cases have this status, without the names of single nodes and tensors."""
-        return Counter(_general(each.reason) for each in self.outcomes if each.status == status)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cases": len(self.outcomes),
-            "passed": self.count("passed"),
-            "failed": self.count("failed"),
-            "refused": self.count("refused"),
-            "converted": self.converted,
-            "renamings": self.renamings,
-            "onnx": onnx.__version__,
-            "refusals": dict(self.reasons("refused").most_common()),
-            "outcomes": [vars(outcome) for outcome in self.outcomes],
-        }
-
-
-def _general(reason: str) -> str:
-    first = (reason.strip().splitlines() or [""])[0]
-    for pattern, text in GENERAL:
-        first = re.sub(pattern, text, first)
-    return first
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Run ONNX's node conformance suite on the GPU.")
-    parser.add_argument("--soc", default="host")
-    parser.add_argument("--serial", default="local")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name matches")
-    parser.add_argument("--all", action="store_true", help="cases of ops that codl has not, too")
-    parser.add_argument("-o", dest="output", type=Path, required=True, metavar="FILE")
-    asked = parser.parse_args(arguments)
-    soc, start = load_local(asked.soc, asked.serial), perf_counter()
-    with closing(connect(asked.serial, soc)) as target:
-        outcomes = tuple(run(select(everything=asked.all, only=asked.only), target))
-    where = {"gpu": soc.gpu.name, "driver": soc.gpu.driver, "icd": soc.placement.icd}
-    counts = ConformanceSummary(outcomes).to_json()
-    content = {**where, "seconds": round(perf_counter() - start, 1), **counts}
-    asked.output.write_text(document("conformance", content))
-    print(*(f"{counts[name]} {name}" for name in ("cases", "passed", "failed", "refused")))
-
-
-if __name__ == "__main__":
-    main()

@@ -35,8 +35,8 @@ def model_of_values(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def evaluate(network: Network, given: Values) -> Values:
-    """Every output by the references of its layers."""
+def tensors(network: Network, given: Values) -> Values:
+    """Every tensor by the references of the layers, in float64."""
     values = {name: np.asarray(v, np.float64) for name, v in network.constants.items()}
     values |= {
         name: given[name].astype(np.float64).reshape(shape)
@@ -49,9 +49,13 @@ def evaluate(network: Network, given: Values) -> Values:
         assert parse(to_text(layer.op)) == layer.op
         values[layer.output] = layer.op.reference(inputs, layer.weights)
         assert values[layer.output].shape == layer.op.output
-    return {
-        name: values[holder].reshape(shape) for name, (holder, shape) in network.outputs.items()
-    }
+    return values
+
+
+def evaluate(network: Network, given: Values) -> Values:
+    """The outputs, in the shapes that the network declares."""
+    values = tensors(network, given)
+    return {name: values[holder].reshape(s) for name, (holder, s) in network.outputs.items()}
 
 
 def check(

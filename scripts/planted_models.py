@@ -1,6 +1,6 @@
 """What a user has of codl with the default check on: right outputs, an error, or a wrong one.
 
-    python planted.py SOC FOLDER "MODEL WAY" ...
+    python scripts/planted_models.py SOC FOLDER "MODEL WAY" ...
 
 codl is whatever is importable, such as a copy with a fault. Each model runs as `codl.compile` makes
 it, by a plan that is named by its way; its outputs are compared with ONNX Runtime's, on inputs that
@@ -24,6 +24,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto
+from support.onnx_models import floats, model, node
+from support.random_plans import random_plan
 
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import read_network
@@ -37,8 +39,6 @@ from codl.machine.placement import LocalSoc, load
 from codl.plan.build_plan import preferring
 from codl.targets.connect import connect
 from codl.validate.first_check import checked_engine
-from support.onnx_models import floats, model, node
-from support.random_plans import random_plan
 
 #: An output may be off by so much of its largest value: of float32, and where halves are stored.
 CLOSE, CLOSE_HALF = 1e-3, 3e-2
