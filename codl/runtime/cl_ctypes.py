@@ -45,11 +45,11 @@ STATUS = c_uint32.from_param(0x11D3), c_size_t.from_param(4)
 mem_flags = SimpleNamespace(
     READ_WRITE=1, WRITE_ONLY=2, READ_ONLY=4, ALLOC_HOST_PTR=16, COPY_HOST_PTR=32
 )
-svm_mem_flags = SimpleNamespace(READ_WRITE=1, SVM_FINE_GRAIN_BUFFER=1 << 10, SVM_ATOMICS=1 << 11)
+svm_mem_flags = SimpleNamespace(READ_WRITE=1, SVM_FINE_GRAIN_BUFFER=1 << 10)
 map_flags = SimpleNamespace(READ=1, WRITE=2, WRITE_INVALIDATE_REGION=4)
 device_type = SimpleNamespace(CPU=2, GPU=4, ALL=0xFFFFFFFF)
 device_svm_capabilities = SimpleNamespace(
-    COARSE_GRAIN_BUFFER=1, FINE_GRAIN_BUFFER=2, FINE_GRAIN_SYSTEM=4, ATOMICS=8
+    COARSE_GRAIN_BUFFER=1, FINE_GRAIN_BUFFER=2, FINE_GRAIN_SYSTEM=4
 )
 command_queue_properties = SimpleNamespace(OUT_OF_ORDER_EXEC_MODE_ENABLE=1, PROFILING_ENABLE=2)
 command_execution_status = SimpleNamespace(COMPLETE=0, RUNNING=1, SUBMITTED=2, QUEUED=3)

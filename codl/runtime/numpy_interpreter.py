@@ -33,7 +33,6 @@ from codl.ir.executable import (
     Net,
     NetLayer,
     Port,
-    Raise,
     RunNet,
     Scratch,
     Slice,
@@ -330,8 +329,6 @@ class Interpreter:
                 self._memory.spoil(command.buffer)
         elif isinstance(command, Unmap):
             self._order.unmap(command)
-        elif isinstance(command, Raise):
-            self._order.enqueue(command.signals)
         else:
             assert isinstance(command, Flush)
 

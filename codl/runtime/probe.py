@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.errors import DeviceError, UnknownNameError
+from codl.errors import DeviceError
 from codl.ir.records.soc import SVM_LEVELS
 from codl.machine.driver_search import find_driver
 from codl.machine.placement import ProbedDevice
@@ -54,32 +54,6 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     return platforms
 
 
-class BareDevice:
-    """A device with a context and a profiling queue, without a SoC."""
-
-    def __init__(self, device: cl.Device) -> None:
-        cl = cl_module()
-        self.device = device
-        self.context = cl.Context([device])
-        profiling = cl.command_queue_properties.PROFILING_ENABLE
-        self.queue = cl.CommandQueue(self.context, properties=profiling)
-
-    @classmethod
-    def open(cls, driver: str, name: str) -> BareDevice:
-        """A driver's device by name; raises `UnknownNameError` without a match."""
-        devices = [d for platform in platforms_of(driver) for d in platform.get_devices()]
-        for device in devices:
-            if device.name.strip() == name:
-                return cls(device)
-        raise UnknownNameError("OpenCL device", name, [d.name.strip() for d in devices])
-
-    def kernel(self, source: str, name: str, options: tuple[str, ...] = ()) -> Any:
-        """A kernel of a source text."""
-        program = cl_module().Program(self.context, source)
-        build_program(program, options)
-        return make_kernel(program, name)
-
-
 #: Possible numbers of floats in a CPU's vector.
 WIDTHS = (4, 8, 16)
 #: A trivial kernel. After its items it writes the vector width in floats of the x86 CPU it was
@@ -110,12 +84,15 @@ def look(name: str) -> list[ProbedDevice]:
     devices = []
     for platform in platforms_of(name):
         for device in platform.get_devices():
-            cl, bare = cl_module(), BareDevice(device)
-            kernel, out = bare.kernel(SOURCE, "probe"), np.zeros(ITEMS + 1, np.int32)
-            buffer = cl.Buffer(bare.context, cl.mem_flags.WRITE_ONLY, out.nbytes)
+            cl = cl_module()
+            context = cl.Context([device])
+            queue, program = cl.CommandQueue(context), cl.Program(context, SOURCE)
+            build_program(program, ())
+            kernel, out = make_kernel(program, "probe"), np.zeros(ITEMS + 1, np.int32)
+            buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
             kernel.set_args(buffer)
-            cl.enqueue_nd_range_kernel(bare.queue, kernel, (ITEMS,), None)
-            cl.enqueue_copy(bare.queue, out, buffer)
+            cl.enqueue_nd_range_kernel(queue, kernel, (ITEMS,), None)
+            cl.enqueue_copy(queue, out, buffer)
             if not np.array_equal(out[:ITEMS], np.arange(ITEMS)):
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
             devices.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))

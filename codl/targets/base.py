@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.cool_down import CoolDown
-    from codl.measure.facts import Fact
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
@@ -158,15 +157,6 @@ class Target:
     def probe(self) -> Sequence[ProbeResult]:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
-
-    def measure_atomics(self, driver: str, device: str) -> Fact:
-        """Measure whether running kernels see the host's writes, in a process of its own.
-
-        After a crash or a hang, the fact has a reason instead of a value.
-        """
-        from codl.targets.kernel_requests import MeasureAtomics
-
-        return self.ask(MeasureAtomics(driver, device))
 
     def observe_cores(self) -> dict[str, list[int]]:
         """The cores on which each side's threads were observed, by side."""

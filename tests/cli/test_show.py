@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.executables import SOCS, encoded, small_executable
+from support.executables import encoded, small_executable
 from support.simulated import SOC
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.cli.show import content
 from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir.executable import Executable
@@ -47,16 +46,6 @@ def test_an_executable_is_listed_command_by_command(executable_file: Path) -> No
     launches = [one for one in lines if one["kind"] == "launch"]
     assert sum(own["launches"] for own in listing["programs"]) == len(launches)
     assert {own["library"] for own in listing["nets"]} == {"ncnn", "ONNX Runtime"}
-
-
-def test_flags_are_listed_with_what_they_signal() -> None:
-    listing = content(small_executable(SOCS[3]))
-    flags = {own["buffer"] for own in listing["buffers"] if own["place"] == "flag"}
-    lines = [one for stage in listing["stages"] for one in stage["commands"]]
-    raised = [one for one in lines if one["kind"] == "raise"]
-    details = [f"flag in buffer {number}, signals " for number in sorted(flags)]
-    assert [one["detail"].rstrip("0123456789") for one in raised] == details
-    assert {(one["side"], one["label"][-10:]) for one in raised} == {("gpu", "to the CPU")}
 
 
 def test_a_plan_is_shown_and_lowered(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from support.simulated import SOC
 
 from codl.errors import CodlError
 from codl.ir.constants import array_digest
-from codl.ir.executable import WITH_FLAGS, Executable, GpuOp, Launch, Raise, Wait
+from codl.ir.executable import Executable, GpuOp, Launch, Wait
 from codl.ir.executable_json import decode, encode
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
@@ -49,8 +49,6 @@ def socs(draw: st.DrawFn) -> Soc:
         memory_types=draw(st.sampled_from(memory_types)),
         element=draw(st.sampled_from(["float32", "float32", "float16"])),
         fine_grained_svm=draw(st.booleans()),
-        svm_atomics=True,
-        signal=draw(st.sampled_from(["", "event", "flag"])),
     )
     return replace(SOC, gpu=gpu)
 
@@ -127,13 +125,9 @@ def test_commands_do_not_race(seed: int) -> None:
         check_order(executable)
 
 
-@pytest.mark.parametrize("signal", ["event", "flag"])
-def test_no_wait_is_superfluous(signal: Any) -> None:
+def test_no_wait_is_superfluous() -> None:
     """Were any one of its waits last, an executable would race, and the interpreter says so."""
-    shared = replace(SOC.gpu, fine_grained_svm=True, svm_atomics=True, signal=signal)
-    executable = lowered(replace(SOC, gpu=shared))
-    raised = sum(isinstance(one, Raise) for one in executable.commands)
-    assert (raised > 0) == (executable.version == WITH_FLAGS) == (signal == "flag")
+    executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
     *places, last = waits(executable)
     assert places
     assert last == (len(executable.stages) - 1, len(executable.stages[-1].commands) - 1)

@@ -23,7 +23,7 @@ from codl.measure.stages import StageTimer
 from codl.measure.tasks import DispatchTask, SignalTask, StageTask
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.features import Batch, EventWait, FirstLaunch, FlagWait, Launches
+from codl.predict.features import Batch, EventWait, FirstLaunch, Launches
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.base import Target
 
@@ -84,7 +84,6 @@ def _ops(texts: str) -> list[Op]:
         ("dispatch_gpu", Launches(8)),
         ("first_launch_gpu", FirstLaunch(0.3)),
         ("event_wait_cpu", EventWait(1.0)),
-        ("flag_wait_cpu", FlagWait(1.0)),
         ("batch_cpu", Batch(OPS[2], 0.25, 8)),
     ],
 )

@@ -174,14 +174,18 @@ TYPES = ("cpu", "gpu")
 #: Values that mean "unknown" for an optional key; `Soc.to_dict` omits the key.
 UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys written by earlier versions of codl, ignored on reading: of each side, and others.
-FORMER = {"cpu": ("big_cores",), "gpu": ("zero_copy", "preferred_memory"), "": ("sensors",)}
+FORMER = {
+    "cpu": ("big_cores",),
+    "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal"),
+    "": ("sensors",),
+}
 #: Keys without influence on latencies: top-level keys, and keys of each side. The types of tensors
 #: (`element`, `arithmetic`) are a choice that variant names include.
 ABOUT = {"description", "power_w", "chip", "sources", "fallbacks", *FORMER[""]}
 ASIDE = {
     "cpu": {"clusters", "caches", *FORMER["cpu"]},
-    "gpu": {"opencl_version", "half", "svm", "max_read_images", "svm_atomics",
-            "signal", "element", "arithmetic", *FORMER["gpu"]},
+    "gpu": {"opencl_version", "half", "svm", "max_read_images", "element", "arithmetic",
+            *FORMER["gpu"]},
 }  # fmt: skip
 
 
@@ -235,10 +239,6 @@ class GpuSide:
     half: bool | None = None
     svm: str = ""
     max_read_images: NotNegative | None = None
-    #: Measured: whether a kernel can signal the host by a flag in fine-grained memory.
-    svm_atomics: bool | None = None
-    #: Measured: the faster way for the GPU to signal its end to the CPU; empty means an event.
-    signal: Literal["", "event", "flag"] = ""
     #: Vector registers available to a kernel on a CPU device; tiles must fit in them.
     vector_registers: Positive | None = None
 
@@ -255,19 +255,6 @@ class GpuSide:
         Requires unified memory: a discrete card would read the arrays over the bus each time.
         """
         return self.unified_memory and self.fine_grained_svm
-
-    @property
-    def has_flags(self) -> bool:
-        """Whether kernels can signal their end to the CPU by a flag in shared memory.
-
-        Requires a measured working flag, and kernels that write the CPU's arrays in place.
-        """
-        return bool(self.svm_atomics) and self.sees_host_memory
-
-    @property
-    def raises_flags(self) -> bool:
-        """Whether kernels signal their end by a flag, measured as faster than an event."""
-        return self.has_flags and self.signal == "flag"
 
     @property
     def is_cpu(self) -> bool:
