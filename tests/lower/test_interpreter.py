@@ -20,6 +20,7 @@ from support.random_plans import random_plan
 from support.simulated import SOC
 
 from codl.errors import CodlError
+from codl.ir.command_order import OrderError, check_order
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable, GpuOp, Launch, Wait
 from codl.ir.executable_json import decode, encode
@@ -32,7 +33,7 @@ from codl.ir.region import Span
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import cut
-from codl.runtime.numpy_interpreter import Interpreter, OrderError, check_order
+from codl.runtime.numpy_interpreter import Interpreter
 
 #: What outputs may be off, against the largest of them: tensors are stored between ops.
 TOLERANCES = {"float32": 2e-5, "float16": 3e-2}
