@@ -101,7 +101,7 @@ class Binder:
             case Unmap():
                 return self._host(command, handles.staging(command.buffer).unmap)
             case Wait():
-                return self._host(command, lambda: device.wait(events[command.event]))
+                return self._host(command, partial(self._wait, command.event))
             case Copy():
                 return self._host(command, self._copy(command))
 
@@ -145,6 +145,9 @@ class Binder:
             timeline.cpu(kind, label, start, perf_counter())
 
         return Action(f"{kind} {label!r}", work, profile, kind)
+
+    def _wait(self, event: int) -> None:
+        self._device.wait(self.events[event])
 
     def _copy(self, command: Copy) -> Callable[[], object]:
         place = self._device.soc.placement
