@@ -170,7 +170,7 @@ class Scratch(Tagged, frozen=True):
 Argument: TypeAlias = Slice | Constant | Scratch | int | float
 
 
-# Steps: the purpose of commands. Spans, prices and the NumPy interpreter refer to steps.
+# Steps: the purpose of commands. Spans, prices and tests refer to steps.
 
 
 class Access(Record, frozen=True):

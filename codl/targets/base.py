@@ -307,7 +307,7 @@ class Target:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        """Check kernel variants against the NumPy interpreter; a crash is a problem of its task.
+        """Check kernel variants against the NumPy references; a crash is a problem of its task.
 
         `checking` receives each task at its start, `keep` its result.
         """

@@ -52,7 +52,7 @@ class Tune(Request[tuple[TuneFailure, ...]]):
 
 @dataclass(frozen=True)
 class Check(Request[None]):
-    """Check kernel variants against the NumPy interpreter; a finished task has its problem."""
+    """Check kernel variants against the NumPy references; a finished task has its problem."""
 
     tasks: tuple[CheckTask, ...]
     budget_s: float | None

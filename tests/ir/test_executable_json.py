@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 from support.executables import SOCS, encoded, executables, small_executable
 from support.fuzzing import fuzz
+from support.numpy_interpreter import Interpreter
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import network_of
@@ -20,7 +21,6 @@ from codl.ir.executable import Buffer
 from codl.ir.executable_json import check, decode
 from codl.ir.records import soc as socs
 from codl.lower.lowering import lower
-from codl.runtime.numpy_interpreter import Interpreter
 from codl.strategies import STRATEGIES, Context
 from codl.validate.references import parts_of, stand_ins
 
