@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir.records.soc import SVM_LEVELS
 from codl.machine.driver_search import find_driver
 from codl.machine.placement import ProbedDevice
 from codl.runtime import drivers
@@ -105,7 +104,6 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: in
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
     )
-    svm = svm_level(device)
     width = compiled_width(device.native_vector_width_float, compiled) if is_cpu else 4
     return ProbedDevice(
         icd=icd,
@@ -125,10 +123,8 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: in
         extensions=tuple(device.extensions.split()),
         max_image_width=device.image2d_max_width if device.image_support else 0,
         max_image_height=device.image2d_max_height if device.image_support else 0,
-        fine_grained_svm=svm in SVM_LEVELS[2:],
-        svm=svm,
+        fine_grained_svm=shares_memory(device),
         half="cl_khr_fp16" in device.extensions.split(),
-        max_read_images=device.max_read_image_args if device.image_support else 0,
         vector_registers=vector_registers(width, machine()) if is_cpu else 0,
     )
 
@@ -152,12 +148,11 @@ def vector_registers(width: int, architecture: str) -> int:
     return {"aarch64": 32, "arm64": 32, "armv7l": 16}.get(architecture, 0)
 
 
-def svm_level(device: Any) -> str:
-    """Kind of memory that host and kernels share, one of `SVM_LEVELS`; none before OpenCL 2.0."""
-    cl = cl_module()
+def shares_memory(device: Any) -> bool:
+    """Whether host and kernels may use memory at the same time; never before OpenCL 2.0."""
+    levels = cl_module().device_svm_capabilities
     try:
         able = device.svm_capabilities
-    except cl.Error:
-        return SVM_LEVELS[0]
-    levels = {level: getattr(cl.device_svm_capabilities, level.upper()) for level in SVM_LEVELS[1:]}
-    return next((level for level in reversed(levels) if able & levels[level]), SVM_LEVELS[0])
+    except cl_module().Error:
+        return False
+    return bool(able & (levels.FINE_GRAIN_BUFFER | levels.FINE_GRAIN_SYSTEM))

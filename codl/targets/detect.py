@@ -20,7 +20,7 @@ from codl.ir.records import soc as socs
 from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, GpuSide, PublishedSoc, Soc
 from codl.machine.placement import LocalSoc, beside, choose, describe
 from codl.targets.base import Target
-from codl.targets.connect import Tell, connect, machine_of, plugged_in, silent, transport_of
+from codl.targets.connect import Tell, connect, machine_of, silent
 
 
 def detect(
@@ -98,22 +98,15 @@ def complete(
     with closing(connect(serial)) as target:
         found = detect(target, published.name)
         if problem := contradiction(published, found, serial):
-            raise MismatchError(f"{problem} {_fix_of_other_chip(serial)}")
+            raise MismatchError(
+                f"{problem} Name another device by --serial, or describe this one: "
+                f"`codl soc detect --serial {quote(serial)} --name NAME`."
+            )
         if published.cpu.threads not in (None, found.cpu.threads):
             found = detect(target, published.name, cpu_threads=published.cpu.threads)
         done = completed(published, find_pinning(target, found, note=tell))
-    if differing := "; ".join(differences(published, done)):
-        tell(f"The device's values are kept: {differing}")
     write(done, path, tell=tell)
     return done
-
-
-def _fix_of_other_chip(serial: str) -> str:
-    """The remedy for a wrong chip; names connected devices if this machine was examined."""
-    names = plugged_in() if transport_of(serial).shell is None else []
-    if names:
-        return f"Connected devices are {', '.join(names)}: name one by --serial."
-    return f"`codl soc detect --serial {quote(serial)} --name NAME` describes it as one of its own."
 
 
 def write(soc: LocalSoc, path: Path, *, tell: Tell = silent) -> None:
@@ -224,14 +217,6 @@ def completed(published: PublishedSoc, found: AnySoc) -> AnySoc:
         gpu=replace(found.gpu, **values["gpu"]),
         sources=sources,
     )
-
-
-def differences(published: PublishedSoc, found: Soc) -> Iterator[str]:
-    """Numbers of a completed SoC that differ from published ones, such as of `gpu.wave_size`."""
-    for side, key, value in _values(published):
-        stated = getattr(getattr(found, side), key)
-        if isinstance(value, int) and stated != value:
-            yield f"{side}.{key} is {stated} (published: {value})"
 
 
 def _values(published: PublishedSoc) -> Iterator[tuple[str, str, Any]]:

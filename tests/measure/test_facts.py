@@ -36,8 +36,8 @@ def test_a_dataset_goes_on_where_only_what_describes_has_changed(
 def test_values_of_a_soc_file_are_known_or_of_earlier_versions(first_soc: LocalSoc) -> None:
     content = first_soc.to_dict()
     content["gpu"] |= {"zero_copy": True, "preferred_memory": {"conv2d": "buffer"}}
-    content["gpu"] |= {"svm_atomics": True, "signal": "flag"}
+    content["gpu"] |= {"svm_atomics": True, "signal": "flag", "svm": "none"}
     assert socs.from_dict(content, Path("x.yaml")) == first_soc.facts
-    content["gpu"]["svm"] = "some"
-    with pytest.raises(InvalidFileError, match=r"gpu.svm: must be of"):
+    content["gpu"]["element"] = "some"
+    with pytest.raises(InvalidFileError, match=r"gpu.element: must be of"):
         socs.from_dict(content, Path("x.yaml"))

@@ -113,8 +113,8 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.cold_start(), [Facts("seconds")]),
 )
 _FACTS = {own.name: getattr(BOARD.gpu, own.name, "none") for own in fields(ProbedDevice)}
-_TOLD = {"version": "OpenCL 3.0", "extensions": (), "svm": "none", "half": False}
-DEVICE = ProbedDevice(**{**_FACTS, **_TOLD, "max_read_images": 0})
+_TOLD = {"version": "OpenCL 3.0", "extensions": (), "half": False}
+DEVICE = ProbedDevice(**{**_FACTS, **_TOLD})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
     answered(MissingArrays, ()),

@@ -25,8 +25,6 @@ from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, PrecisionTraits
 from codl.ir.yaml_file import NotNegative, Positive, Threads
 
-#: Memory shared by both processors, from none to all host memory (OpenCL 2.0).
-SVM_LEVELS = ("none", "coarse_grain_buffer", "fine_grain_buffer", "fine_grain_system")
 CacheKind: TypeAlias = Literal["data", "instruction", "unified"]
 
 
@@ -176,7 +174,7 @@ UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys written by earlier versions of codl, ignored on reading: of each side, and others.
 FORMER = {
     "cpu": ("big_cores",),
-    "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal"),
+    "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal", "svm", "max_read_images"),
     "": ("sensors",),
 }
 #: Keys without influence on latencies: top-level keys, and keys of each side. The types of tensors
@@ -184,9 +182,8 @@ FORMER = {
 ABOUT = {"description", "power_w", "chip", "sources", "fallbacks", *FORMER[""]}
 ASIDE = {
     "cpu": {"clusters", "caches", *FORMER["cpu"]},
-    "gpu": {"opencl_version", "half", "svm", "max_read_images", "element", "arithmetic",
-            *FORMER["gpu"]},
-}  # fmt: skip
+    "gpu": {"opencl_version", "half", "element", "arithmetic", *FORMER["gpu"]},
+}
 
 
 @dataclass(frozen=True)
@@ -233,12 +230,9 @@ class GpuSide:
     max_image_height: NotNegative = 0
     #: Whether both processors may use the same memory without mapping it (OpenCL 2.0).
     fine_grained_svm: bool = False
-    #: As reported by the driver: version (such as "OpenCL 3.0"), support for `half` arithmetic,
-    #: kind of shared memory (of `SVM_LEVELS`), and number of images a kernel may read.
+    #: As reported by the driver: version (such as "OpenCL 3.0"), and support for `half` arithmetic.
     opencl_version: str = ""
     half: bool | None = None
-    svm: str = ""
-    max_read_images: NotNegative | None = None
     #: Vector registers available to a kernel on a CPU device; tiles must fit in them.
     vector_registers: Positive | None = None
 
@@ -449,7 +443,6 @@ def _checked(soc: Soc, path: Path) -> Soc:
     for key, values, choices in (
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
-        ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
         (
             "gpu.arithmetic",
