@@ -284,12 +284,6 @@ class Target:
                 raise
         return TuneRun(tuple(results), finished, tuple(failures), len(left.tasks), budget.spent_s)
 
-    def compile(self, task: Task, tuning: Tuning) -> None:
-        """Build and run the kernels of a task once."""
-        from codl.targets.measuring import Compile
-
-        self.ask(Compile(task, tuning))
-
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
