@@ -17,7 +17,7 @@ import numpy as np
 from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError, MismatchError
 from codl.files import check_writable, set_aside
 from codl.ir.records import soc as socs
-from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, GpuSide, PublishedSoc, Soc
+from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, PublishedSoc, Soc
 from codl.machine.placement import LocalSoc, beside, choose, describe
 from codl.targets.base import Target
 from codl.targets.connect import Tell, connect, machine_of, silent
@@ -57,16 +57,7 @@ def detect(
         element=element,
         cpu_threads=cpu_threads,
     )
-    described = replace(
-        soc,
-        chip=info.chip if info.chip != Chip() else None,
-        sources={
-            "gpu.wave_size": "driver: on a CPU work-items run one after another"
-            if soc.gpu.is_cpu
-            else "driver: the multiple of a work-group's size that it prefers",
-            **_registers_source(soc.gpu),
-        },
-    )
+    described = replace(soc, chip=info.chip if info.chip != Chip() else None)
     try:
         socs.from_dict(described.to_dict(), socs.own_path_of(name))
     except InvalidFileError as error:
@@ -74,14 +65,6 @@ def detect(
             f"{target.serial!r} reported facts that are not possible: {error}"
         ) from error
     return described
-
-
-def _registers_source(gpu: GpuSide) -> dict[str, str]:
-    """Source of the number of vector registers, if known."""
-    if gpu.vector_registers is None:
-        return {}
-    floats = gpu.vector_width
-    return {"gpu.vector_registers": f"system: its instruction set with vectors of {floats} floats"}
 
 
 def complete(

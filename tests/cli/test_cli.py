@@ -107,7 +107,6 @@ def test_detect_measures_what_no_driver_tells(workplace: Path) -> None:
     shown = answer(workplace, "soc", "show", "measured")
     told = {"wave_size", "opencl_version", "half"}
     assert told <= shown["gpu"].keys() <= made["gpu"].keys()
-    assert "gpu.wave_size" in made["sources"]
     assert shown["cpu"]["caches"] == made["cpu"]["caches"] != []
 
 

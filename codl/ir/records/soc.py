@@ -284,7 +284,7 @@ class Soc:
     A `source` of `replayed` means latencies of another project's kernels, which codl does not have:
     it can train predictors and make plans, but not run them. `power_w` is None if not measured.
     Other optional keys are unknown if empty. `sources` maps keys such as `gpu.wave_size` to the
-    origin of the value, starting with `measured`, `driver`, `system` or `published`.
+    origin of a published value.
     """
 
     name: str
