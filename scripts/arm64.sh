@@ -5,7 +5,7 @@
 #   scripts/arm64.sh run COMMAND ...    run a command there; this checkout is /codl
 #   scripts/arm64.sh ssh ... TEXT       be ssh for `--serial ssh://arm64`, as CODL_SSH_COMMAND
 #   scripts/arm64.sh check [BUDGET]     all that docs/tutorial/board.md tells of; a budget as in 30m is for kernels
-#   scripts/arm64.sh bare               an agent with NumPy, msgspec and ncnn alone: no pyopencl
+#   scripts/arm64.sh bare               an agent with NumPy and ncnn alone: no msgspec, no pyopencl
 #   scripts/arm64.sh stock              the same where there is no Python: codl brings a build of it
 #
 # The folder is CODL_ARM64, or /tmp/codl-arm64. Needs mmdebstrap and qemu-user-static, and Linux 6.7 or
@@ -75,7 +75,7 @@ bare() {
     export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" CODL_SSH_COMMAND="$here/scripts/arm64.sh ssh"
     python -m pip download --quiet --no-deps --only-binary :all: --dest "$folder/wheels" \
         --implementation cp --python-version 3.11 --platform manylinux_2_28_aarch64 \
-        --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 numpy msgspec ncnn
+        --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 numpy ncnn
     cd "$folder"
     codl() { python -c 'from codl.cli import main; main()' "$@"; }
     PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels codl agent install --serial ssh://arm64 ${build:+--python "$build"}

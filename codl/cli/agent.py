@@ -56,8 +56,8 @@ def install_agent(
         ),
     ] = True,
 ) -> None:
-    """The device needs Python 3.10 or later with NumPy and msgspec, and ncnn for its CPU; pyopencl
-    makes it faster. Missing packages with wheels for the device go to the agent's folder, with
+    """The device needs Python 3.10 or later with NumPy, and ncnn for its CPU; msgspec and pyopencl
+    make it faster. Missing packages with wheels for the device go to the agent's folder, with
     --python Python too; nothing is installed system-wide. Files that are there already are not sent
     again.
 

@@ -22,9 +22,11 @@ import zipfile  # noqa: E402
 from hashlib import sha256  # noqa: E402
 
 OLDEST = (3, 10)
-#: Required packages, and useful ones.
-NEEDED = ("numpy", "msgspec")
-USEFUL = ("ncnn", "onnxruntime", "onnx", "pyopencl")
+#: Required packages, and useful ones. codl has stand-ins for msgspec and pyopencl.
+NEEDED = ("numpy",)
+USEFUL = ("ncnn", "onnxruntime", "onnx", "msgspec", "pyopencl")
+#: Folder of msgspec's stand-in in an agent.
+PURE = os.path.join("codl", "targets", "pure")
 #: Folder of an agent that cannot write beside its file.
 HIDDEN = ".codl"
 #: First supported version of packages that devices may have in older versions.
@@ -175,6 +177,8 @@ def main() -> int:
         print("the agent cannot be unpacked there: " + str(error), file=sys.stderr)
         return 1
     paths = [folder, *(path for _, path in brought(place).values())]
+    if packages["msgspec"] is None:
+        paths.append(os.path.join(folder, PURE))
     # Processes started by the agent find codl there too.
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([rest] if rest else [])])

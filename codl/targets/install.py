@@ -91,7 +91,7 @@ def _needed() -> dict[str, bytes]:
     """Files of codl that an agent needs: OpenCL sources, and modules imported transitively."""
     every = dict(_codl(resources.files("codl"), "codl"))
     found = {name: own for name, own in every.items() if name.endswith(".cl")}
-    left = ["codl.targets.agent"]
+    left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
     while left:
         path = PurePosixPath(left.pop().removesuffix(".py").replace(".", "/"))
         for place in (path, *path.parents):  # a module's packages are imported with it
@@ -156,14 +156,17 @@ CHECK_S, UNPACK_S = 120.0, 600.0
 #: Purposes of packages that may be missing, for messages.
 PURPOSES: Mapping[str, str] = {
     "numpy": "everything",
-    "msgspec": "everything",
     "ncnn": "the CPU side",
+    "msgspec": "speed of reading and writing messages",
     "pyopencl": "speed of the GPU side",
     "onnxruntime": "the CPU's side of transformers and of Fast Style Transfer, and other operators "
     "that ncnn has none for",
     "onnx": "measuring ops in ONNX Runtime",
 }
-REQUIRED = agent_archive.NEEDED
+REQUIRED = ("numpy",)
+#: Fix for a missing package that the agent has a stand-in for.
+STANDS_IN = "The agent has a stand-in for it."
+STAND_INS = ("msgspec", "pyopencl")
 Python: TypeAlias = Sequence[str]
 
 
@@ -267,8 +270,7 @@ def install(
     if packages and checked.missing:
         brought, fixes = _bring(shell, chosen, checked)
         checked = _checked(shell, chosen, path) or checked
-    if "pyopencl" in fixes:
-        fixes["pyopencl"] = "The agent has a stand-in for it."
+    fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
     return Installed(path, len(agent_file()), build(), is_new, checked, brought, fixes)
 
 
