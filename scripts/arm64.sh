@@ -78,7 +78,7 @@ bare() {
         --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 numpy ncnn
     cd "$folder"
     codl() { python -c 'from codl.cli import main; main()' "$@"; }
-    codl agent install --serial ssh://arm64 --wheels wheels ${build:+--python "$build"}
+    PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels codl agent install --serial ssh://arm64 ${build:+--python "$build"}
     python "$here/scripts/check_target.py" --serial ssh://arm64
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -52,18 +51,10 @@ def install_agent(
     packages: Annotated[
         bool,
         typer.Option(
-            "--packages/--no-packages", help="Send missing packages to the agent's folder."
+            "--packages/--no-packages",
+            help="Send missing packages to the agent's folder; pip finds their wheels.",
         ),
     ] = True,
-    wheels: Annotated[
-        Path | None,
-        typer.Option(
-            "--wheels",
-            exists=True,
-            file_okay=False,
-            help="A folder of their wheels; by default pip downloads them.",
-        ),
-    ] = None,
 ) -> None:
     """The device needs Python 3.10 or later with NumPy, and ncnn for its CPU; msgspec and pyopencl
     make it faster. Missing packages with wheels for the device go to the agent's folder, with
@@ -74,12 +65,11 @@ def install_agent(
     codl agent install --serial ssh://pi@board.local
     codl agent install --serial R58M123ABC --python "run-as com.termux files/usr/bin/python3"
     codl agent install --serial R58M123ABC --python python-3.14.7-aarch64-linux-android.tar.gz
-    codl agent install --serial ssh://pi@board.local --wheels wheels
     """
     shell = machine_of(serial, "take an agent").shell
     if shell is None:
         raise CodlError(f"{serial!r} is this machine, which needs no agent installed.")
-    done = install(shell(serial), _python(python), packages=packages, wheel_folder=wheels)
+    done = install(shell(serial), _python(python), packages=packages)
     out.emit("agent install", _content(done), lambda: _table(serial, done))
 
 

@@ -22,7 +22,6 @@ from codl.ir.executable import (
     Map,
     NcnnNet,
     Net,
-    Raise,
     RunNet,
     Transfer,
     Unmap,
@@ -129,9 +128,7 @@ MOST_NAMES = 3
 
 def content(executable: Executable) -> dict[str, Any]:
     """A listing as plain data: its keys are those of `codl show --json`."""
-    launches = [
-        command.program for command in executable.commands if isinstance(command, Launch | Raise)
-    ]
+    launches = [command.program for command in executable.commands if isinstance(command, Launch)]
     return {
         "model": executable.model,
         "network": executable.network,
@@ -189,7 +186,7 @@ def _net(net: Net) -> dict[str, Any]:
 
 def _line(command: Command, executable: Executable) -> dict[str, Any]:
     """The side, the kind, what it is for, and sizes of one command."""
-    side: Processor = "gpu" if isinstance(command, Launch | Raise) else "cpu"
+    side: Processor = "gpu" if isinstance(command, Launch) else "cpu"
     kind = "run" if isinstance(command, RunNet) else type(command).__name__.lower()
     return {
         "side": side,
@@ -219,8 +216,6 @@ def _detail(command: Command, executable: Executable) -> str:
         groups = f" in groups of {local}" if local else ""
         signals = "" if command.signals is None else f", signals {command.signals}"
         return f"{command.kernel}, {sizes} work-items{groups}{signals}"
-    if isinstance(command, Raise):
-        return f"flag in buffer {command.buffer}, signals {command.signals}"
     if isinstance(command, RunNet):
         net = executable.nets[command.net]
         return f"{_net(net)['library']}, {len(net.layers)} layers"
@@ -275,7 +270,6 @@ def render(listing: dict[str, Any]) -> Group:
 def _buffer(buffer: dict[str, Any]) -> tuple[Value, ...]:
     names = buffer["tensors"]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    none = "flag" if buffer["place"] == "flag" else "scratch of kernels"
-    text = ", ".join(names[:MOST_NAMES]) + more if names else none
+    text = ", ".join(names[:MOST_NAMES]) + more if names else "scratch of kernels"
     place = ", ".join(filter(None, (buffer["place"], buffer["image"])))
     return str(buffer["buffer"]), place, buffer["bytes"], text

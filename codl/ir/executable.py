@@ -4,8 +4,8 @@
 planner prices it. Bundles store it; agents receive it over the wire.
 
 Launches go to one in-order OpenCL queue; the CPU's thread does all other commands in order. An
-event that a command `signals` is complete once the queue has finished up to that command. The event
-is OpenCL's or, for a `Raise`, a flag in memory. Numbers index the executable's tuples.
+event that a command `signals` is complete once the queue has finished up to that command. Numbers
+index the executable's tuples.
 
 A tensor is a region of a network's tensor in a buffer. Layouts are defined in `codl.kernels.base`;
 the CPU's arrays are planar float32 tensors.
@@ -109,16 +109,12 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-#: Version of executables without and with flags, and all readable versions, the last first.
-VERSION, WITH_FLAGS = 1, 2
-VERSIONS = (WITH_FLAGS, VERSION)
+#: Version of the format; others are refused.
+VERSION = 1
 
 #: `cpu`: host memory. `gpu`: device memory. `staging`: mapped by either side in turn. `shared`:
-#: visible to both sides at once (fine-grained shared virtual memory). `flag`: a counter in shared
-#: memory with atomics, which the GPU writes and the CPU polls while kernels run.
-Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared", "flag"]
-#: Bytes of a flag: one cache line.
-FLAG_BYTES = 64
+#: visible to both sides at once (fine-grained shared virtual memory).
+Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared"]
 Sizes: TypeAlias = tuple[int, ...]
 
 
@@ -174,7 +170,7 @@ class Scratch(Tagged, frozen=True):
 Argument: TypeAlias = Slice | Constant | Scratch | int | float
 
 
-# Steps: the purpose of commands. Spans, prices and the NumPy interpreter refer to steps.
+# Steps: the purpose of commands. Spans, prices and tests refer to steps.
 
 
 class Access(Record, frozen=True):
@@ -328,16 +324,6 @@ class Launch(Tagged, frozen=True):
     signals: int | None = None
 
 
-class Raise(Tagged, frozen=True):
-    """Enqueue the kernel that increments a flag; no other command uses its buffer."""
-
-    step: int
-    program: int
-    kernel: str
-    buffer: int
-    signals: int
-
-
 class RunNet(Tagged, frozen=True):
     """Run a net on the CPU."""
 
@@ -377,7 +363,7 @@ class Unmap(Tagged, frozen=True):
 
 
 class Wait(Tagged, frozen=True):
-    """Wait on the CPU for an event or a flag."""
+    """Wait on the CPU for an event."""
 
     step: int
     event: int
@@ -387,7 +373,7 @@ class Flush(Tagged, frozen=True):
     """Let the GPU begin with the enqueued commands."""
 
 
-Command: TypeAlias = Launch | Raise | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
+Command: TypeAlias = Launch | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
 
 
 class Stage(Record, frozen=True):
@@ -426,8 +412,7 @@ class Executable(Record, frozen=True):
 
     `model` is the model's name, `network` the digest of its structure, `soc` the SoC's name.
     `setup` runs once after allocation; the commands of all `stages` are one inference. `texts` are
-    sources of programs by SHA-256. `version` is `WITH_FLAGS` if a command raises a flag, else
-    `VERSION`.
+    sources of programs by SHA-256.
     """
 
     model: str

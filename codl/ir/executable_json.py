@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from codl.errors import CodlError, MismatchError
 from codl.ir import executable as ex
 from codl.ir.constants import Constants
-from codl.ir.executable import FLAG_BYTES, VERSIONS, Executable, Record
+from codl.ir.executable import VERSION, Executable, Record
 from codl.ir.region import Region, Shape
 
 #: Store and fetch an array by its digest (`constants.array_digest`).
@@ -72,10 +72,9 @@ def decode(content: bytes, get: Get) -> Executable:
 
     try:
         version = msgspec.json.decode(content, type=_Head).version
-        if version not in VERSIONS:
+        if version != VERSION:
             raise MismatchError(
-                f"The executable is of version {version}; this codl reads version {VERSIONS[0]} "
-                "and earlier ones."
+                f"The executable is of version {version}; this codl reads version {VERSION}."
             )
         executable = msgspec.json.Decoder(Executable, dec_hook=hook).decode(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -146,8 +145,6 @@ class _Checker:
 
     def _buffer(self, buffer: ex.Buffer, at: str) -> None:
         self._must(buffer.bytes >= 0, at, "bytes", buffer.bytes)
-        if buffer.place == "flag":
-            self._must(buffer.bytes == FLAG_BYTES, at, "bytes of a flag", buffer.bytes)
         if buffer.image is not None:
             sizes = (buffer.image.width, buffer.image.height)
             self._must(buffer.place == "gpu", at, "place of an image", buffer.place)
@@ -162,7 +159,6 @@ class _Checker:
         self._region(tensor.held, Region.whole(tensor.shape), at)
         self._must(tensor.bytes <= buffer.bytes, at, f"{tensor.bytes} bytes in", buffer.bytes)
         self._must(tensor.image_size == buffer.image, at, "image size", tensor.image_size)
-        self._must(buffer.place != "flag", at, "place", buffer.place)
         if buffer.place != "gpu":
             is_plain = tensor.block == 1 and str(tensor.storage) == "planar float32"
             self._must(is_plain, at, f"storage in {buffer.place} memory", str(tensor.storage))
@@ -259,13 +255,9 @@ class _Checker:
         executable = self._executable
         if (step := getattr(command, "step", None)) is not None:
             self._entry(executable.steps, step, at, "step")
-        if isinstance(command, ex.Launch | ex.Raise):
-            self._kernel(command, at)
         if isinstance(command, ex.Launch):
+            self._kernel(command, at)
             self._launch(command, at)
-        elif isinstance(command, ex.Raise):
-            flag = self._entry(executable.buffers, command.buffer, at, "buffer")
-            self._must(flag.place == "flag", at, "buffer that is no flag", command.buffer)
         elif isinstance(command, ex.RunNet):
             for access in _ends(self._entry(executable.nets, command.net, at, "net")):
                 self._on_cpu(access, at, by=command)
@@ -309,7 +301,7 @@ class _Checker:
             touched = {(a.tensor, a.region) for a in launch.args if isinstance(a, ex.Slice)}
             self._must(touched <= said, at, "regions that its step has not", touched - said)
 
-    def _kernel(self, command: ex.Launch | ex.Raise, at: str) -> None:
+    def _kernel(self, command: ex.Launch, at: str) -> None:
         name = command.kernel
         program = self._entry(self._executable.programs, command.program, at, "program")
         if (program.text, name) not in self._kernels:

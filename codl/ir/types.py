@@ -139,4 +139,4 @@ Direction: TypeAlias = Literal[
     "relayout",
 ]
 #: Costs of signalling between the processors, by names of measurements.
-Signalling: TypeAlias = Literal["first_launch", "event_wait", "flag_wait"]
+Signalling: TypeAlias = Literal["first_launch", "event_wait"]

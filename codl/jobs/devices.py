@@ -17,7 +17,7 @@ from codl.jobs.options import Job, option
 from codl.machine.hardware import CpuFacts
 from codl.machine.placement import LocalSoc, ProbeResult, choose, describe
 from codl.targets.connect import connect, prepare, transport_of
-from codl.targets.detect import FoundFacts, detect, find_facts, find_pinning, write
+from codl.targets.detect import detect, find_pinning, write
 
 
 def processors(
@@ -117,7 +117,7 @@ class DetectSoc(Job):
         bool,
         option(
             "--measure/--no-measure",
-            help="Measure how both sides synchronise, and whether pinned CPU threads are faster.",
+            help="Measure whether pinned CPU threads are faster.",
         ),
     ] = True
     output: Annotated[
@@ -146,11 +146,10 @@ class DetectSoc(Job):
                 element=self.element,
                 cpu_threads=self.threads,
             )
-            facts = FoundFacts(soc)
             if self.measure:
-                facts = find_pinning(target, find_facts(target, soc, note=note), note=note)
-        write(facts, path, tell=note)
-        return facts.soc, path
+                soc = find_pinning(target, soc, note=note)
+        write(soc, path, tell=note)
+        return soc, path
 
 
 def soc_content(soc: Soc | PublishedSoc) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
-from codl.ir.executable import Executable, Fill, Flush, Raise, RunNet
+from codl.ir.executable import Executable, Fill, Flush, RunNet
 from codl.ir.plan import Plan
 from codl.ir.records.results import Conditions, Latency, TimeSpan
 from codl.measure.timing import Effort, TimedTogether
@@ -134,7 +134,7 @@ def measured(executable: Executable, spans: Sequence[TimeSpan]) -> Iterator[Plac
             if isinstance(command, RunNet):
                 nets.append(placed := PlacedSpan(span, stage, net=command.net))
             else:
-                assert not isinstance(command, Fill | Flush | Raise)  # these have no span
+                assert not isinstance(command, Fill | Flush)  # these have no span
                 placed = PlacedSpan(span, stage, step=command.step)
             yield placed
     for span in spans:

@@ -72,19 +72,3 @@ def _located(name: str, includer: str) -> tuple[str, str]:
         return package, path
     beside = includer != PACKAGE and resources.files(includer).joinpath(name).is_file()
     return (includer if beside else PACKAGE), name
-
-
-#: The kernel that raises a flag, a counter in memory visible to both processors while kernels run.
-#: Counters only grow, so no reader races with a reset.
-FLAG_SOURCE, FLAG_KERNEL = "flag.cl", "raise_flag"
-
-
-@cache
-def flag_text() -> str:
-    """Source of the flag kernel, in OpenCL C 2.0 for its host-visible atomics."""
-    return resources.files(PACKAGE).joinpath(FLAG_SOURCE).read_text()
-
-
-def flag_options(opencl_version: str) -> str:
-    """Compiler options of the flag kernel, for a device version such as "OpenCL 3.0"."""
-    return "-cl-std=CL2.0" if opencl_version.startswith("OpenCL 2") else "-cl-std=CL3.0"

@@ -17,9 +17,6 @@ from msgspec import structs
 
 from codl.ir.constants import Arrays, Constants
 from codl.ir.executable import (
-    FLAG_BYTES,
-    VERSION,
-    WITH_FLAGS,
     Access,
     Buffer,
     Command,
@@ -28,7 +25,6 @@ from codl.ir.executable import (
     Net,
     Place,
     Program,
-    Raise,
     Step,
     Tensor,
 )
@@ -38,11 +34,7 @@ from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import (
-    FLAG_KERNEL,
-    FLAG_SOURCE,
     compile_options,
-    flag_options,
-    flag_text,
     source_text,
 )
 from codl.kernels.tiling import image_refusal
@@ -277,16 +269,8 @@ class Assembly:
         assert isinstance(last, Launch)
         self.emit(structs.replace(last, signals=event))
 
-    def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
-        """Emit a flag that signals an event once all commands before it are done."""
-        options = flag_options(soc.gpu.opencl_version)
-        program = self._program(FLAG_SOURCE, flag_text(), options)
-        buffer = self.buffer("flag", FLAG_BYTES)
-        self.emit(Raise(step, program, FLAG_KERNEL, buffer, event))
-
     def executable(self, **ports: Any) -> Executable:
-        """The executable of all parts; the older format version where it has no flags."""
-        has_flags = any(buffer.place == "flag" for buffer in self.buffers)
+        """The executable of all parts."""
         return Executable(
             buffers=tuple(self.buffers),
             constants=tuple(self.constants),
@@ -295,7 +279,6 @@ class Assembly:
             nets=tuple(self.nets),
             steps=tuple(self.steps),
             tensors=self.tensors.values,
-            version=WITH_FLAGS if has_flags else VERSION,
             **ports,
         )
 

@@ -1,8 +1,8 @@
 """Lowers a plan to an executable: plain data with buffers, programs, nets and commands.
 
 Data sharing depends on the device. Where kernels can read and write host memory in place
-(fine-grained shared virtual memory), a transfer is one kernel between layouts, and an event or a
-flag signals its end. Elsewhere the region goes through mapped staging memory and is copied once
+(fine-grained shared virtual memory), a transfer is one kernel between layouts, and an event
+signals its end. Elsewhere the region goes through mapped staging memory and is copied once
 more. Staging memory of transfers to the GPU is mapped again at once for the next inference.
 """
 
@@ -336,10 +336,7 @@ class TransferLowering:
         event = self._assembly.event()
         if self._is_shared(host):
             self._kernels.copy(device, host, move.region, step=step)
-            if self._soc.gpu.raises_flags:
-                self._assembly.raise_flag(event, step=step, soc=self._soc)
-            else:
-                self._assembly.signal(event)
+            self._assembly.signal(event)
             return (Wait(step, event),)
         staging = self._staging(move, host)
         self._kernels.copy(device, staging, move.region, step=step)

@@ -257,8 +257,7 @@ PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
 class ProbedDevice:
     """An OpenCL device that has run a kernel, as described by its driver.
 
-    `svm` is one of `codl.ir.records.soc.SVM_LEVELS`; `half` means `half` arithmetic.
-    `vector_registers` are a CPU's, 0 if unknown.
+    `half` means `half` arithmetic. `vector_registers` are a CPU's, 0 if unknown.
     """
 
     icd: str
@@ -279,9 +278,7 @@ class ProbedDevice:
     max_image_width: int = 0
     max_image_height: int = 0
     fine_grained_svm: bool = False
-    svm: str = "none"
     half: bool = False
-    max_read_images: int = 0
     vector_registers: int = 0
 
 

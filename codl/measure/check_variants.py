@@ -1,12 +1,11 @@
-"""Checks of kernel variants against the NumPy interpreter on small ops, for `codl doctor`.
+"""Checks of kernel variants against the ops' NumPy references on small ops, for `codl doctor`.
 
-The device and the interpreter run the same executable of an op on the same random inputs. Outputs
-may differ by rounding.
+Both get the same random inputs. Outputs may differ by rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 
 from codl.errors import CodlError, DeviceError
 from codl.ir import OP_TYPES, Array, Op, Weights, parse, split, to_text
-from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
@@ -25,7 +23,6 @@ from codl.machine.cache import VariantBlocklist
 from codl.measure.budget import Budget, Progress, no_progress
 from codl.measure.closeness import OF_HALVES, difference, tolerance
 from codl.measure.op_runner import operands
-from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session, host_session
 
@@ -172,12 +169,12 @@ def checked_operands(op: Op) -> tuple[list[Array], Weights]:
 
 
 def check(gpu: OpenClDevice, task: CheckTask) -> VariantCheck:
-    """Run a variant on the device and in the interpreter; any error is the check's problem."""
+    """Compare a variant's output with the reference; any error is the check's problem."""
     try:
         inputs, weights = checked_operands(task.op)
-        executable, session = _loaded(gpu, task, weights)
-        named = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
-        error_share = difference(_output(session, named), _output(Interpreter(executable), named))
+        got = _output(_loaded(gpu, task, weights), inputs)
+        expected = task.op.reference([array.astype(np.float64) for array in inputs], weights)
+        error_share = difference(got, expected)
     except DeviceError as error:
         return VariantCheck(task, " ".join(str(error).split()))
     except Exception as error:  # a variant that fails is a result, not the end
@@ -191,23 +188,21 @@ def check(gpu: OpenClDevice, task: CheckTask) -> VariantCheck:
     return VariantCheck(task, f"{how}: {off}")
 
 
-def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> tuple[Executable, Any]:
+def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> Session:
     op, variant, soc = task.op, task.variant, gpu.soc
     if variant.processor == "cpu":
-        executable = pieces.net_alone([op], variant, [weights], soc)
-        return executable, host_session(executable, soc)
+        return host_session(pieces.net_alone([op], variant, [weights], soc), soc)
     described: Any = variant
-    executable = pieces.kernels_alone(op, described.plan(op, soc), weights, soc)
-    return executable, Session(executable, gpu)
+    return Session(pieces.kernels_alone(op, described.plan(op, soc), weights, soc), gpu)
 
 
-def _output(session: Any, inputs: Mapping[str, Array]) -> Array:
-    """The output of a session or an interpreter; inputs by name, others are NaN."""
+def _output(session: Session, inputs: Sequence[Array]) -> Array:
+    """The output of a session, whose memory of the output was NaN."""
+    named = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
     for name, array in session.inputs.items():
-        array[...] = inputs.get(name, np.nan)
+        array[...] = named.get(name, np.nan)
     session.run()
-    output: Array = session.outputs[pieces.OUTPUT]
-    return output
+    return session.outputs[pieces.OUTPUT]
 
 
 def check_all(

@@ -171,7 +171,7 @@ class SignalRow(Row):
 
     `first_launch`: from enqueueing a kernel to its start, on a queue empty for `gap_ms`.
     `event_wait`: from a kernel's end to the CPU's notice by the kernel's event, after a wait of
-    about `gap_ms`. `flag_wait`: to the CPU's notice by a flag that a following kernel raises.
+    about `gap_ms`.
     """
 
     gap_ms: float
@@ -340,12 +340,11 @@ ROW_TYPES: dict[str, type[Row]] = {
     "dispatch": DispatchRow,
     "first_launch": SignalRow,
     "event_wait": SignalRow,
-    "flag_wait": SignalRow,
     "stage": StageRow,
     "batch": BatchRow,
 }
 #: Obsolete tables of earlier versions, which are ignored; muLayer's had copies of other rows.
-FORMER_TABLES = re.compile("cold|contention|mulayer_.*")
+FORMER_TABLES = re.compile("cold|contention|flag_wait|mulayer_.*")
 
 
 @dataclass(frozen=True)

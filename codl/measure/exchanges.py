@@ -17,14 +17,13 @@ import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir import Op, Shape, parse
-from codl.ir.executable import FLAG_BYTES, OpenVinoNet
+from codl.ir.executable import OpenVinoNet
 from codl.ir.ops.window import Pool2d, Size2
 from codl.ir.records.results import Latency
 from codl.ir.records.soc import Soc
 from codl.ir.records.statistic import level
 from codl.ir.types import PLANAR, Direction
 from codl.kernels import registry
-from codl.kernels.source import FLAG_KERNEL, FLAG_SOURCE, flag_options, flag_text
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.lower.partition import loading
@@ -44,10 +43,9 @@ from codl.measure.op_runner import (
 from codl.measure.tasks import SharingTask, SignalTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
 from codl.runtime.actions import Action
-from codl.runtime.drivers import as_device_error, cl_module, make_kernel
+from codl.runtime.drivers import cl_module, make_kernel
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
-from codl.runtime.memory import Flag, shared_zeros
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session, host_session
 
@@ -355,10 +353,7 @@ class SignalTimer:
             kernel = self._spin(0)
             return lambda: self._first_launch(kernel, task.gap_ms)
         kernel = self._spin(min(MOST_TURNS, max(1, round(task.gap_ms * self._turns_per_ms))))
-        if task.kind == "event_wait":
-            return lambda: self._wait(kernel)
-        flag = make_flag(self._gpu)
-        return lambda: self._wait(kernel, flag)
+        return lambda: self._wait(kernel)
 
     def _first_launch(self, kernel: BoundKernel, idle_ms: float) -> float:
         """Seconds from enqueueing to start after `idle_ms` of CPU work, as in a network."""
@@ -370,16 +365,11 @@ class SignalTimer:
         self._gpu.finish()
         return 1e-9 * float(event.profile.start - event.profile.queued)
 
-    def _wait(self, kernel: BoundKernel, flag: Flag | None = None) -> float:
+    def _wait(self, kernel: BoundKernel) -> float:
         begin = perf_counter()
         event = kernel.enqueue(self._gpu.queue)
-        if flag is not None:
-            flag.enqueue()
         self._gpu.queue.flush()
-        if flag is not None:
-            flag.wait()
-        else:
-            self._gpu.wait(event)
+        self._gpu.wait(event)
         passed = perf_counter() - begin
         self._gpu.finish()
         return passed - 1e-9 * float(event.profile.end - event.profile.queued)
@@ -413,13 +403,3 @@ class SignalTimer:
 
         with self._gpu.profiling():
             return min(once() for _ in range(3))
-
-
-def make_flag(gpu: OpenClDevice) -> Flag:
-    """A flag without an executable; raises `DeviceError` for a device without flag memory."""
-    options = flag_options(gpu.soc.gpu.opencl_version)
-    program = gpu.programs.build_text(FLAG_SOURCE, flag_text(), options)
-    words, seen = shared_zeros(gpu, FLAG_BYTES // 4, atomic=True)
-    with as_device_error("Binding the kernel of a flag"):
-        kernel = BoundKernel(FLAG_KERNEL, make_kernel(program, FLAG_KERNEL), (1,), (1,), [seen])
-    return Flag(gpu, words, kernel)

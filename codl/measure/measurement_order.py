@@ -52,7 +52,7 @@ MOST_BYTES = 512 << 20
 def context_tasks(ops: Iterable[Op], soc: Soc) -> list[ContextTask]:
     """Launches, waits and stages of `ops`."""
     launches = [DispatchTask(count) for count in COUNTS]
-    return [*launches, *signal_tasks(soc), *stage_tasks(ops, soc)]
+    return [*launches, *signal_tasks(), *stage_tasks(ops, soc)]
 
 
 def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
@@ -114,10 +114,9 @@ def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
     return part is not None and bool(registry.variants(part, side, soc))
 
 
-def signal_tasks(soc: Soc) -> list[SignalTask]:
-    """First launches, waits for events and, if the SoC supports flags, waits for flags."""
-    kinds = [kind for kind in get_args(Signalling) if kind != "flag_wait" or soc.gpu.has_flags]
-    return [SignalTask(kind, gap_ms) for kind in kinds for gap_ms in GAPS_MS]
+def signal_tasks() -> list[SignalTask]:
+    """First launches, and waits for events."""
+    return [SignalTask(kind, gap_ms) for kind in get_args(Signalling) for gap_ms in GAPS_MS]
 
 
 #: Mean seconds of a task with building and choosing: 5,500 took 507 s on two cores of a server.

@@ -41,13 +41,12 @@ ResidentRegions: TypeAlias = tuple[int, ...]
 class RegionTransfer(NamedTuple):
     """The transfers that bring a needed region of a tensor to a processor.
 
-    `resident` is the region that the processor then holds, `to_cpu` the number of transfers to the
-    CPU, and `copies` the number of copies to other storages on the GPU, which take `copies_ms`.
+    `resident` is the region that the processor then holds, and `copies` the number of copies to
+    other storages on the GPU, which take `copies_ms`.
     """
 
     resident: int
     transfers: tuple[TransferCost, ...] = ()
-    to_cpu: int = 0
     copies: int = 0
     copies_ms: float = 0.0
 
@@ -88,7 +87,6 @@ class Transitions:
     def __init__(self, costs: ChainCosts, sharing: Sharing) -> None:
         self.costs, self.network = costs, costs.network
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
-        self._raised = costs.cost.signals.launches - 1
         fresh = Residency(self.network, sharing)
         self.start: ResidentRegions = tuple(
             self._regions.one(self.network.shapes[name], box(fresh.held[side].get(name)))
@@ -138,7 +136,7 @@ class Transitions:
         count, copies_ms = launches, 0.0
         for move in moves:
             transfers += move.transfers
-            count += move.copies + self._raised * move.to_cpu
+            count += move.copies
             copies_ms += move.copies_ms
         launches_ms = self.launches_ms(count + len(transfers))
         now = (*(move.resident for move in moves), *made)
@@ -169,14 +167,14 @@ class Transitions:
         transfers = tuple(TransferCost.of(way, each) for each in parts)
         now = regions.one(shape, box(joined)) if missing else resident
         if side == 0:
-            return RegionTransfer(now, transfers, len(transfers))
+            return RegionTransfer(now, transfers)
         kept, copies, measured = self.costs.orders.copies(
             regions.notes[resident], regions.notes[need]
         )
         copies_ms = 0.0
         if measured:
             copies_ms = measured * self._cost.sharing_ms("relayout", needed.shape(shape))
-        return RegionTransfer(regions.noted(now, kept), transfers, 0, copies, copies_ms)
+        return RegionTransfer(regions.noted(now, kept), transfers, copies, copies_ms)
 
     def _effect(self, candidate: CandidateChain) -> ChainEffect:
         start, stop = candidate.start, candidate.stop

@@ -12,8 +12,7 @@ A processor's wait for the other one is measured in three ways, and counted once
 contain a first launch and a wait at each count of launches, so only differences between counts are
 used. The parts of data-sharing rows were timed separately: `sync` is the shortest wait, on an empty
 queue, and `map` and `unmap` contain a first launch and a wait each. `first_launch` and `event_wait`
-rows have only these two, and replace the others where they exist. With flags, `flag_wait` rows have
-the wait including the kernel that raises the flag.
+rows have only these two, and replace the others where they exist.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from codl.predict.features import (
     Batch,
     EventWait,
     FirstLaunch,
-    FlagWait,
     Gap,
     Item,
     Launches,
@@ -69,18 +67,15 @@ class SignalCosts:
     """Milliseconds of signals between the processors.
 
     `first_launch_ms` is from enqueueing on an empty queue to the start of the kernel, 0 if not
-    measured. `wait_ms` is from the end of a kernel until the CPU notices it, None if not measured;
-    waits for flags default to those for events. `launches` is the number of kernels of a transfer
-    to the CPU: one, and one more that raises a flag.
+    measured. `wait_ms` is from the end of a kernel until the CPU notices it, None if not measured.
     """
 
     first_launch_ms: float = 0.0
     wait_ms: float | None = None
-    launches: int = 1
 
     @classmethod
-    def of(cls, predictors: LatencyPredictors, *, raises_flags: bool = False) -> SignalCosts:
-        """From the predictors of signals, of flags too where the GPU raises them."""
+    def of(cls, predictors: LatencyPredictors) -> SignalCosts:
+        """From the predictors of signals."""
         targets = frozenset(predictors.targets)
 
         def predicted_ms(signal: Gap) -> float | None:
@@ -89,11 +84,9 @@ class SignalCosts:
                 return None
             return float(predictors.latency_ms(target, [signal])[0])
 
-        wait_ms = predicted_ms(FlagWait(GAP_MS)) if raises_flags else None
         return cls(
             first_launch_ms=predicted_ms(FirstLaunch(GAP_MS)) or 0.0,
-            wait_ms=predicted_ms(EventWait(GAP_MS)) if wait_ms is None else wait_ms,
-            launches=1 + raises_flags,
+            wait_ms=predicted_ms(EventWait(GAP_MS)),
         )
 
     def inside(self, parts: Mapping[str, float]) -> Mapping[str, float]:
@@ -426,7 +419,7 @@ class CostModel:
 
     @cached_property
     def signals(self) -> SignalCosts:
-        return SignalCosts.of(self.predictors, raises_flags=self.soc.gpu.raises_flags)
+        return SignalCosts.of(self.predictors)
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())

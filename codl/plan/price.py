@@ -163,8 +163,7 @@ def _times_of(executable: Executable, stage: Stage, cost: CostModel) -> StageTim
     numbers = tuple(dict.fromkeys([*arriving, *(step for step in launched if not is_to_cpu(step))]))
     writes = (step.writes for step in map(steps.__getitem__, numbers) if isinstance(step, GpuOp))
     made = {tensors[access.tensor].name for access in writes}
-    # Raised flags are launches too; their time on the GPU is part of the wait.
-    launches = (cost.signals.launches - 1) * len(arriving)
+    launches = 0
     transfers_ms: dict[int, Mapping[str, float]] = {}
     kernels_ms: dict[int, float] = {}
     loads = np.zeros((2, 2))  # bytes and milliseconds of each processor

@@ -96,12 +96,6 @@ class EventWait(Gap):
     kind: ClassVar[str] = "event_wait"
 
 
-class FlagWait(Gap):
-    """Delay from a kernel's end to the CPU's notice by a flag that a following kernel raises."""
-
-    kind: ClassVar[str] = "flag_wait"
-
-
 @dataclass(frozen=True)
 class Batch:
     """A batch of `images` through an op whose latency for one image is `single_ms`."""
@@ -137,9 +131,11 @@ class Batch:
         }
 
 
-SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait, FlagWait)}
+SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
 #: Classes of context items by kind.
 KINDS: tuple[type[Any], ...] = (Launches, Batch, *SIGNALS.values())
+#: Targets in files of earlier versions of codl, ignored on reading.
+FORMER_TARGETS = ("flag_wait_cpu",)
 CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
 
 

@@ -220,6 +220,8 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
     kind = generic[ESTIMATORS[predictor]]
     stored = {}
     for target, fields in file.targets.items():
+        if target in features.FORMER_TARGETS:
+            continue
         where = f"{path}, targets, {target}"
         stored[target] = yaml_file.convert(fields, kind, where, fix=fix, dec_hook=from_json)
         _check_examples(path, target, stored[target], soc, tuning, fix)

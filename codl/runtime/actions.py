@@ -19,7 +19,6 @@ from codl.ir.executable import (
     Flush,
     Launch,
     Map,
-    Raise,
     RunNet,
     Unmap,
     Wait,
@@ -29,7 +28,6 @@ from codl.machine.threads import ImageParallel
 from codl.runtime.handles import Handles, profile_net
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Timeline
-from codl.runtime.memory import Flag
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
 WORTH_SHARING = 1 << 19
 #: Number of cores that saturate the memory.
 MOST_COPYING = 4
-#: Events by number, or the flags that signal them.
-Events: TypeAlias = "dict[int, cl.Event | Flag]"
+#: Events by number.
+Events: TypeAlias = "dict[int, cl.Event]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +83,6 @@ class Binder:
         match command:
             case Launch():
                 return self._signalling(command)
-            case Raise():
-                flag = handles.flags[command]
-
-                def raise_flag() -> None:
-                    flag.enqueue()
-                    events[command.signals] = flag
-
-                return without_span("a flag", raise_flag)
             case Map():
                 staging, write = handles.staging(command.buffer), command.access == "write"
 
@@ -157,11 +147,7 @@ class Binder:
         return Action(f"{kind} {label!r}", work, profile, kind)
 
     def _wait(self, event: int) -> None:
-        signal = self.events[event]
-        if isinstance(signal, Flag):
-            signal.wait()
-        else:
-            self._device.wait(signal)
+        self._device.wait(self.events[event])
 
     def _copy(self, command: Copy) -> Callable[[], object]:
         place = self._device.soc.placement

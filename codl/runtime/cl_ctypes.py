@@ -45,12 +45,10 @@ STATUS = c_uint32.from_param(0x11D3), c_size_t.from_param(4)
 mem_flags = SimpleNamespace(
     READ_WRITE=1, WRITE_ONLY=2, READ_ONLY=4, ALLOC_HOST_PTR=16, COPY_HOST_PTR=32
 )
-svm_mem_flags = SimpleNamespace(READ_WRITE=1, SVM_FINE_GRAIN_BUFFER=1 << 10, SVM_ATOMICS=1 << 11)
+svm_mem_flags = SimpleNamespace(READ_WRITE=1, SVM_FINE_GRAIN_BUFFER=1 << 10)
 map_flags = SimpleNamespace(READ=1, WRITE=2, WRITE_INVALIDATE_REGION=4)
 device_type = SimpleNamespace(CPU=2, GPU=4, ALL=0xFFFFFFFF)
-device_svm_capabilities = SimpleNamespace(
-    COARSE_GRAIN_BUFFER=1, FINE_GRAIN_BUFFER=2, FINE_GRAIN_SYSTEM=4, ATOMICS=8
-)
+device_svm_capabilities = SimpleNamespace(FINE_GRAIN_BUFFER=2, FINE_GRAIN_SYSTEM=4)
 command_queue_properties = SimpleNamespace(OUT_OF_ORDER_EXEC_MODE_ENABLE=1, PROFILING_ENABLE=2)
 command_execution_status = SimpleNamespace(COMPLETE=0, RUNNING=1, SUBMITTED=2, QUEUED=3)
 channel_order = SimpleNamespace(RGBA=0x10B5)
@@ -71,7 +69,6 @@ DEVICE: Infos = {
     "max_compute_units": (0x1002, c_uint32),
     "max_work_group_size": (0x1004, c_size_t),
     "max_work_item_sizes": (0x1005, [c_size_t]),
-    "max_read_image_args": (0x100E, c_uint32),
     "max_mem_alloc_size": (0x1010, c_uint64),
     "image2d_max_width": (0x1011, c_size_t),
     "image2d_max_height": (0x1012, c_size_t),

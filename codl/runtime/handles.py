@@ -26,7 +26,6 @@ from codl.ir.executable import (
     Net,
     OpenVinoNet,
     Port,
-    Raise,
     Refusal,
     Scratch,
     Slice,
@@ -39,7 +38,7 @@ from codl.machine.cache import VariantBlocklist
 from codl.runtime.drivers import as_device_error, make_kernel
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import StepCallback, Timeline, no_callback
-from codl.runtime.memory import DeviceMemory, Flag, Staging, aligned_zeros, allocate, upload
+from codl.runtime.memory import DeviceMemory, Staging, aligned_zeros, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
@@ -106,15 +105,6 @@ class Handles:
         for launch in self._launches:
             if launch.step not in self.refusals:
                 self._bind(launch)
-        #: The flag that a command raises, for every binding of the command.
-        self.flags: dict[Raise, Flag] = {}
-        for command in commands:
-            if isinstance(command, Raise):  # a flag's kernel has no replacement
-                memory_of_flag, name = self.memory[command.buffer], command.kernel
-                with as_device_error("Binding the kernel of a flag"):
-                    kernel = make_kernel(self._program(command.program), name)
-                    bound = BoundKernel(name, kernel, (1,), (1,), [memory_of_flag.argument])
-                self.flags[command] = Flag(device, memory_of_flag.array, bound)
 
     # Memory.
 
@@ -271,9 +261,6 @@ class Handles:
                     self.device.run([kernel])
             except DeviceError as error:
                 self._refuse([launch.step], str(error))
-        for flag in self.flags.values():
-            flag.enqueue()
-            flag.wait()
 
     def _refuse(self, steps: Iterable[int], reason: str) -> None:
         """Record refused steps for replacement; raises `DeviceError` if one cannot be replaced."""

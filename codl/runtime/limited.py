@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, NamedTuple
 
 from codl.errors import CodlError, DeviceError
-from codl.ir.executable import Command, Flush, Launch, Map, Raise, Unmap
+from codl.ir.executable import Command, Flush, Launch, Map, Unmap
 from codl.ir.records.gpu_limits import GpuLimits, LimitedGpu, TooLong
 from codl.machine import threads
 from codl.runtime.actions import Action, Binder, Events, without_span
@@ -333,7 +333,7 @@ class PacedBinder(Binder):
         for command in commands:
             if isinstance(command, Launch):
                 yield self._on_queue_thread(self._paced_launch(command), command.signals)
-            elif isinstance(command, Raise | Map | Unmap | Flush):
+            elif isinstance(command, Map | Unmap | Flush):
                 event: int | None = getattr(command, "signals", None)
                 yield self._on_queue_thread(self._action(command), event)
             else:

@@ -1,26 +1,19 @@
-"""Memory of an executable: host arrays, buffers, images, shared memory, and flags in it.
-
-A flag is a counter in shared memory that a kernel increments and the CPU polls.
-"""
+"""Memory of an executable: host arrays, buffers, images, and shared memory."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from threading import Lock
-from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir import Array
-from codl.ir.executable import FLAG_BYTES, Buffer, Constant
+from codl.ir.executable import Buffer, Constant
 from codl.ir.types import ConstantArray, ImageSize
 from codl.kernels.tiling import fits
 from codl.runtime.drivers import as_device_error, cl_module
-from codl.runtime.launch import BoundKernel
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -53,19 +46,16 @@ def dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
     return beside
 
 
-def shared_zeros(gpu: OpenClDevice, elements: int, *, atomic: bool = False) -> tuple[Any, cl.SVM]:
-    """Zeros in memory of both processors, as an array and as a kernel argument.
+def shared_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
+    """Float32 zeros in memory of both processors, as an array and as a kernel argument.
 
-    Requires `sees_host_memory`. Each side sees the other's float32 results after its kernel or net
-    has ended. `atomic` memory holds uint32 words that the CPU sees at once.
+    Requires `sees_host_memory`. Each side sees the other's results after its kernel or net has
+    ended.
     """
     cl = cl_module()
     flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
-    if atomic:
-        flags |= cl.svm_mem_flags.SVM_ATOMICS
     with as_device_error(f"Allocating {4 * elements} bytes that both processors work on"):
-        kind = np.uint32 if atomic else np.float32
-        array = cl.svm_empty(gpu.context, flags, (elements,), kind, alignment=ALIGNMENT)
+        array = cl.svm_empty(gpu.context, flags, (elements,), np.float32, alignment=ALIGNMENT)
     array.fill(0)
     return array, cl.SVM(array)
 
@@ -104,10 +94,10 @@ class Staging:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """An allocated buffer: its kernel argument, and the CPU's flat floats or a flag's words."""
+    """An allocated buffer: its kernel argument, and the CPU's flat floats."""
 
     argument: Any = None
-    array: NDArray[Any] | None = None
+    array: Array | None = None
     staging: Staging | None = None
 
     @property
@@ -125,9 +115,8 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
     if buffer.place == "cpu":
         return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
     with as_device_error(f"Allocating {what} on {device.device.name}"):
-        if buffer.place in ("shared", "flag"):
-            elements = (FLAG_BYTES if buffer.place == "flag" else buffer.bytes) // 4
-            array, seen = shared_zeros(device, elements, atomic=buffer.place == "flag")
+        if buffer.place == "shared":
+            array, seen = shared_zeros(device, buffer.bytes // 4)
             return DeviceMemory(seen, array)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
@@ -184,58 +173,3 @@ def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None 
 
 #: Number of values of the wrapping counter; a lead of less than half of them counts as later.
 WORDS, HALF = 1 << 32, 1 << 31
-#: Polls of a flag between two readings of the clock.
-LOOKS = 64
-#: Seconds before the queue's status is read, and between two readings.
-ASK_S, AGAIN_S = 1.0, 0.01
-
-
-class Flag:
-    """A flag, the kernel that raises it, and its value after all enqueued kernels."""
-
-    def __init__(self, device: OpenClDevice, words: Any, kernel: BoundKernel) -> None:
-        self._device, self._kernel = device, kernel
-        self._words = memoryview(words)
-        self._raised = int(self._words[0])
-        self._barrier = Lock()
-        #: Whether polling takes a core that the device may need.
-        self._rests = device.soc.gpu.is_cpu and not device.waits_apart
-
-    def enqueue(self) -> None:
-        """Raise the flag on the queue, after the commands so far."""
-        self._device.submit([self._kernel])
-        self._raised = (self._raised + 1) % WORDS
-
-    @property
-    def is_up(self) -> bool:
-        """Whether all enqueued kernels have raised the flag."""
-        return (self._words[0] - self._raised) % WORDS < HALF
-
-    def wait(self) -> None:
-        """Wait until the flag is up; raises `DeviceError` if the queue fails or ends first."""
-        if not self.is_up:
-            self._device.queue.flush()
-            self._poll()
-        with self._barrier:  # a memory barrier: later reads see writes before the flag
-            pass
-
-    def _poll(self) -> None:
-        begin = perf_counter()
-        while perf_counter() - begin < ASK_S:
-            for _ in range(LOOKS):
-                if self.is_up:
-                    return
-            if self._rests:
-                sleep(0)
-        name = self._device.soc.gpu.name
-        with as_device_error(f"Waiting for a flag of {name}"):
-            marker = cl_module().enqueue_marker(self._device.queue)
-            self._device.queue.flush()
-            while not (self.is_up or self._device.has_ended(marker)):
-                sleep(AGAIN_S)
-            if not self.is_up:
-                raise DeviceError(
-                    f"{name} is done with everything, and the CPU does not see the flag that a "
-                    "kernel raised. `codl soc detect` finds out whether it can; without "
-                    "`signal: flag` in the SoC file events are waited for."
-                )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.errors import DeviceError, UnknownNameError
-from codl.ir.records.soc import SVM_LEVELS
+from codl.errors import DeviceError
 from codl.machine.driver_search import find_driver
 from codl.machine.placement import ProbedDevice
 from codl.runtime import drivers
@@ -54,32 +53,6 @@ def platforms_of(driver: str) -> list[cl.Platform]:
     return platforms
 
 
-class BareDevice:
-    """A device with a context and a profiling queue, without a SoC."""
-
-    def __init__(self, device: cl.Device) -> None:
-        cl = cl_module()
-        self.device = device
-        self.context = cl.Context([device])
-        profiling = cl.command_queue_properties.PROFILING_ENABLE
-        self.queue = cl.CommandQueue(self.context, properties=profiling)
-
-    @classmethod
-    def open(cls, driver: str, name: str) -> BareDevice:
-        """A driver's device by name; raises `UnknownNameError` without a match."""
-        devices = [d for platform in platforms_of(driver) for d in platform.get_devices()]
-        for device in devices:
-            if device.name.strip() == name:
-                return cls(device)
-        raise UnknownNameError("OpenCL device", name, [d.name.strip() for d in devices])
-
-    def kernel(self, source: str, name: str, options: tuple[str, ...] = ()) -> Any:
-        """A kernel of a source text."""
-        program = cl_module().Program(self.context, source)
-        build_program(program, options)
-        return make_kernel(program, name)
-
-
 #: Possible numbers of floats in a CPU's vector.
 WIDTHS = (4, 8, 16)
 #: A trivial kernel. After its items it writes the vector width in floats of the x86 CPU it was
@@ -110,12 +83,15 @@ def look(name: str) -> list[ProbedDevice]:
     devices = []
     for platform in platforms_of(name):
         for device in platform.get_devices():
-            cl, bare = cl_module(), BareDevice(device)
-            kernel, out = bare.kernel(SOURCE, "probe"), np.zeros(ITEMS + 1, np.int32)
-            buffer = cl.Buffer(bare.context, cl.mem_flags.WRITE_ONLY, out.nbytes)
+            cl = cl_module()
+            context = cl.Context([device])
+            queue, program = cl.CommandQueue(context), cl.Program(context, SOURCE)
+            build_program(program, ())
+            kernel, out = make_kernel(program, "probe"), np.zeros(ITEMS + 1, np.int32)
+            buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
             kernel.set_args(buffer)
-            cl.enqueue_nd_range_kernel(bare.queue, kernel, (ITEMS,), None)
-            cl.enqueue_copy(bare.queue, out, buffer)
+            cl.enqueue_nd_range_kernel(queue, kernel, (ITEMS,), None)
+            cl.enqueue_copy(queue, out, buffer)
             if not np.array_equal(out[:ITEMS], np.arange(ITEMS)):
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
             devices.append(_describe(name, platform, device, kernel, compiled=int(out[ITEMS])))
@@ -128,7 +104,6 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: in
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
     )
-    svm = svm_level(device)
     width = compiled_width(device.native_vector_width_float, compiled) if is_cpu else 4
     return ProbedDevice(
         icd=icd,
@@ -148,10 +123,8 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any, *, compiled: in
         extensions=tuple(device.extensions.split()),
         max_image_width=device.image2d_max_width if device.image_support else 0,
         max_image_height=device.image2d_max_height if device.image_support else 0,
-        fine_grained_svm=svm in SVM_LEVELS[2:],
-        svm=svm,
+        fine_grained_svm=shares_memory(device),
         half="cl_khr_fp16" in device.extensions.split(),
-        max_read_images=device.max_read_image_args if device.image_support else 0,
         vector_registers=vector_registers(width, machine()) if is_cpu else 0,
     )
 
@@ -175,12 +148,11 @@ def vector_registers(width: int, architecture: str) -> int:
     return {"aarch64": 32, "arm64": 32, "armv7l": 16}.get(architecture, 0)
 
 
-def svm_level(device: Any) -> str:
-    """Kind of memory that host and kernels share, one of `SVM_LEVELS`; none before OpenCL 2.0."""
-    cl = cl_module()
+def shares_memory(device: Any) -> bool:
+    """Whether host and kernels may use memory at the same time; never before OpenCL 2.0."""
+    levels = cl_module().device_svm_capabilities
     try:
         able = device.svm_capabilities
-    except cl.Error:
-        return SVM_LEVELS[0]
-    levels = {level: getattr(cl.device_svm_capabilities, level.upper()) for level in SVM_LEVELS[1:]}
-    return next((level for level in reversed(levels) if able & levels[level]), SVM_LEVELS[0])
+    except cl_module().Error:
+        return False
+    return bool(able & (levels.FINE_GRAIN_BUFFER | levels.FINE_GRAIN_SYSTEM))

@@ -7,12 +7,11 @@ variables, such as ADB_SERVER_SOCKET.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
 from codl.errors import CodlError, DeviceError
-from codl.targets.checks import Check, CheckResult
+from codl.targets.checks import Check
 from codl.targets.client import Fix
 from codl.targets.device_shell import DeviceShell, client_check, output_of, shell_check
 
@@ -23,10 +22,6 @@ SERIAL = re.compile(r"(?!-)[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 #: Texts that count as a serial: with a digit, or an address. Other texts need to be listed by the
 #: server, or the prefix `adb:`.
 USUAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]:\d+", re.ASCII)
-#: Other prefixes by which the client finds devices.
-BY_PLACE = ("usb:", "product:", "model:", "device:")
-#: Printed by the client in place of an unreadable serial.
-UNREADABLE = re.compile(r"\?+")
 #: Serials of phones in the network, which need `adb connect` first.
 ADDRESS = re.compile(r".+:\d{1,5}")
 #: Folder where the shell's user may write.
@@ -80,13 +75,7 @@ def absent(name: str) -> str:
     listed = ", ".join(f"{serial} ({state})" for serial, state in known)
     if not listed:
         return f"{connect}`adb devices` lists none: plug one in, and turn on its USB debugging."
-    return f"{connect}`adb devices` lists {listed}. {_fix_of_unreadable(known)}".rstrip()
-
-
-def _fix_of_unreadable(known: Sequence[tuple[str, str]]) -> str:
-    """The remedy for a device listed without serial, which may be the wanted one."""
-    states = [state for serial, state in known if UNREADABLE.fullmatch(serial)]
-    return next((fix for state in states for key, fix in FIXES.items() if key in state), "")
+    return f"{connect}`adb devices` lists {listed}."
 
 
 def devices() -> list[tuple[str, str]]:
@@ -105,29 +94,7 @@ def listed() -> list[str]:
 def checks_of(serial: str) -> tuple[Check, ...]:
     """Checks of the connection to a phone, for `codl doctor`."""
     client = "Install it: Android's platform tools, or your distribution's package `adb`."
-    plugged = "Plug it in, turn on USB debugging in its developer options, and allow this computer."
     return (
         client_check(["adb"], ["version"], client),
-        Check("adb device", lambda under_test: _state(serial), plugged, "nothing", decides=True),
         shell_check("adb shell", lambda: shell_of(serial), "Plug it in again, or `adb reconnect`."),
     )
-
-
-def _state(serial: str) -> Iterator[CheckResult]:
-    """State of a phone in `adb devices`: `device` if this computer may use it."""
-    name, known = serial.removeprefix(PREFIX), devices()
-    states = [state for other, state in known if other == name]
-    if name.startswith(BY_PLACE):
-        yield CheckResult(True, f"{name} is a place: the adb shell tells whether one is there")
-    elif not states:
-        others = ", ".join(other for other, _ in known) or "none"
-        detail = f"`adb devices` does not list {name} (it lists {others})"
-        yield CheckResult(False, detail, fix=_fix_of_unreadable(known))
-    elif len(states) > 1:
-        yield CheckResult(False, f"{len(states)} devices have the serial {name}", fix=SEVERAL)
-    elif states != ["device"]:
-        (state,) = states
-        fix = next((fix for key, fix in FIXES.items() if state.startswith(key)), "")
-        yield CheckResult(False, f"{name} is {state}", fix=fix)
-    else:
-        yield CheckResult(True, f"{name} is there, and this computer may use it")

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
     from codl.measure.cool_down import CoolDown
-    from codl.measure.facts import Fact
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
@@ -158,15 +157,6 @@ class Target:
     def probe(self) -> Sequence[ProbeResult]:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
-
-    def measure_atomics(self, driver: str, device: str) -> Fact:
-        """Measure whether running kernels see the host's writes, in a process of its own.
-
-        After a crash or a hang, the fact has a reason instead of a value.
-        """
-        from codl.targets.kernel_requests import MeasureAtomics
-
-        return self.ask(MeasureAtomics(driver, device))
 
     def observe_cores(self) -> dict[str, list[int]]:
         """The cores on which each side's threads were observed, by side."""
@@ -294,12 +284,6 @@ class Target:
                 raise
         return TuneRun(tuple(results), finished, tuple(failures), len(left.tasks), budget.spent_s)
 
-    def compile(self, task: Task, tuning: Tuning) -> None:
-        """Build and run the kernels of a task once."""
-        from codl.targets.measuring import Compile
-
-        self.ask(Compile(task, tuning))
-
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
@@ -317,7 +301,7 @@ class Target:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        """Check kernel variants against the NumPy interpreter; a crash is a problem of its task.
+        """Check kernel variants against the NumPy references; a crash is a problem of its task.
 
         `checking` receives each task at its start, `keep` its result.
         """

@@ -142,7 +142,8 @@ class AgentClient:
         self._running = running = _Running(child, connection)
         with self._working(running):
             self._limit(running, START_S)
-            first, _ = self._receive(running)
+            with self._connected(running):
+                first, _ = connection.receive()
             if not isinstance(first, Hello) or first.version != VERSION:
                 problem = f"expected an agent of version {VERSION}"
                 raise self._lost(running, problem)
@@ -211,10 +212,13 @@ class AgentClient:
         limit_s = request.limit_s
         content, parts = encode(form_of_request(kind), request)
         running.is_busy = True
-        self._post(running, RequestMessage(kind.__name__, content), parts, limit_s)
+        self._limit(running, limit_s)
+        with self._connected(running):
+            running.connection.send(RequestMessage(kind.__name__, content), parts)
         while True:
             self._limit(running, limit_s)
-            message, blobs = self._receive(running)
+            with self._connected(running):
+                message, blobs = running.connection.receive()
             running.is_busy = not isinstance(message, Failed | Answered)
             match message:
                 case Failed():
@@ -244,29 +248,14 @@ class AgentClient:
         except CodlError as error:
             raise self._lost(running, str(error)) from error
 
-    def _post(
-        self,
-        running: _Running,
-        message: RequestMessage,
-        blobs: Sequence[bytes | memoryview],
-        limit_s: float,
-    ) -> None:
-        self._limit(running, limit_s)
+    @contextmanager
+    def _connected(self, running: _Running) -> Iterator[None]:
+        """Turn errors of the connection into an `AgentLostError`."""
         try:
-            running.connection.send(message, blobs)
+            yield
         except TimedOutError:
             raise self._hung(running) from None
-        except ConnectionEnded as error:  # the agent's last line says why
-            raise self._lost(running, "") from error
-        except FrameError as error:
-            raise self._lost(running, str(error)) from error
-
-    def _receive(self, running: _Running) -> tuple[Response, list[Blob]]:
-        try:
-            return running.connection.receive()
-        except TimedOutError:
-            raise self._hung(running) from None
-        except (ConnectionEnded, ConnectionCut) as error:
+        except (ConnectionEnded, ConnectionCut) as error:  # the agent's last line says why
             raise self._lost(running, "") from error
         except FrameError as error:
             raise self._lost(running, str(error)) from error

@@ -45,8 +45,6 @@ class Transport(NamedTuple):
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
     #: Why nothing can run on the target; empty for a machine.
     refusal: str = ""
-    #: Serials of connected devices, if the transport can list them.
-    listed: Callable[[], Sequence[str]] = lambda: ()
     #: Whether almost any text matches; the transport is then tried last.
     takes_most: bool = False
 
@@ -94,7 +92,6 @@ register(
         lambda serial, soc: _behind(_call("adb:shell_of", serial), soc),
         lambda serial: _call("adb:shell_of", serial),
         lambda serial: _call("adb:checks_of", serial),
-        listed=lambda: _call("adb:listed"),
         takes_most=True,
     )
 )
@@ -154,11 +151,6 @@ def prepare(serial: str, *, install: bool = True, tell: Tell = silent) -> None:
     if not done.checked.can_serve:
         fixes = [f"{name}: {done.fixes[name]}" for name in agents.REQUIRED if name in done.fixes]
         raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
-
-
-def plugged_in() -> list[str]:
-    """Serials of the devices connected to this machine, ready or not."""
-    return [serial for way in TRANSPORTS.values() for serial in way.listed()]
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:

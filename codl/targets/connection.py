@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -66,30 +65,9 @@ class Writer(Protocol):
     def flush(self) -> object: ...
 
 
-@dataclass(frozen=True)
-class FrameLimits:
-    """Limits of a received or sent frame."""
-
-    json_bytes: int = MOST_JSON
-    blobs: int = MOST_BLOBS
-    blob_bytes: int = MOST_BYTES
-
-    def check(self, json_bytes: int, blobs: int) -> None:
-        if json_bytes > self.json_bytes:
-            raise FrameError(
-                f"A frame has {json_bytes} bytes of JSON; at most {self.json_bytes} are allowed."
-            )
-        if blobs > self.blobs:
-            raise FrameError(f"A frame has {blobs} blobs; at most {self.blobs} are allowed.")
-
-    def check_blobs(self, lengths: Sequence[int]) -> None:
-        if sum(lengths) > self.blob_bytes:
-            raise FrameError(
-                f"A frame has {sum(lengths)} bytes of blobs; at most {self.blob_bytes} are allowed."
-            )
-
-
-LIMITS = FrameLimits()
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise FrameError(f"A frame has {size} {what}; at most {most} are allowed.")
 
 
 #: Binary data of a message, read in place: it may fill most of a device's memory.
@@ -102,10 +80,8 @@ class Connection(Generic[In, Out]):
     Every method raises `FrameError`; after the first error, all calls fail.
     """
 
-    def __init__(
-        self, reader: Reader, writer: Writer, incoming: Any, *, limits: FrameLimits = LIMITS
-    ) -> None:
-        self._reader, self._writer, self._limits = reader, writer, limits
+    def __init__(self, reader: Reader, writer: Writer, incoming: Any) -> None:
+        self._reader, self._writer = reader, writer
         self._decoder = msgspec.json.Decoder(incoming)
         self._encoder = msgspec.json.Encoder()
         self._sent = self._received = 0
@@ -120,8 +96,9 @@ class Connection(Generic[In, Out]):
             text = self._encoder.encode(message)
             views = [memoryview(blob).cast("B") for blob in blobs]
             lengths = [view.nbytes for view in views]
-            self._limits.check(len(text), len(views))
-            self._limits.check_blobs(lengths)
+            _check_size(len(text), MOST_JSON, "bytes of JSON")
+            _check_size(len(views), MOST_BLOBS, "blobs")
+            _check_size(sum(lengths), MOST_BYTES, "bytes of blobs")
             with self._sending:
                 head = HEAD.pack(MAGIC, self._sent & 0xFFFFFFFF, len(text), len(views))
                 self._writer.write(head + struct.pack(f"<{len(views)}Q", *lengths) + text)
@@ -173,10 +150,11 @@ class Connection(Generic[In, Out]):
             raise FrameError(f"Expected a frame, which begins with {MAGIC!r}; got {magic!r}.")
         if number != self._received & 0xFFFFFFFF:
             raise FrameError(f"Expected frame {self._received}, got frame {number}: out of order.")
-        self._limits.check(json_bytes, count)
+        _check_size(json_bytes, MOST_JSON, "bytes of JSON")
+        _check_size(count, MOST_BLOBS, "blobs")
         sizes = self._read(8 * count, "the lengths of its blobs")
         lengths = struct.unpack(f"<{count}Q", sizes)
-        self._limits.check_blobs(lengths)
+        _check_size(sum(lengths), MOST_BYTES, "bytes of blobs")
         text = self._read(json_bytes, "its JSON")
         return text, [self._read(n, f"blob {i}") for i, n in enumerate(lengths)]
 

@@ -1,9 +1,4 @@
-"""Detection of a target's SoC, with measured facts, and completion of published SoCs.
-
-No driver reports whether an OpenCL event or a flag signals the GPU's end to the CPU sooner. Both
-waits are measured as in `codl collect`, after kernels of several lengths: some drivers poll for a
-short kernel and sleep for a long one.
-"""
+"""Detection of a target's SoC, measured pinning of threads, and completion of published SoCs."""
 
 from __future__ import annotations
 
@@ -11,11 +6,10 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from math import exp, inf, log
+from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from shlex import quote
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -23,16 +17,10 @@ import numpy as np
 from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError, MismatchError
 from codl.files import check_writable, set_aside
 from codl.ir.records import soc as socs
-from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, GpuSide, PublishedSoc, Soc
-from codl.kernels.tuning import Tuning
+from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, PublishedSoc, Soc
 from codl.machine.placement import LocalSoc, beside, choose, describe
-from codl.measure.dataset import SignalRow
-from codl.measure.facts import SVM_ATOMICS, Fact
-from codl.measure.measurement_order import signal_tasks
-from codl.measure.tasks import MeasureBatch, Measurement, SignalTask
-from codl.measure.timing import Rounds
 from codl.targets.base import Target
-from codl.targets.connect import Tell, connect, machine_of, plugged_in, silent, transport_of
+from codl.targets.connect import Tell, connect, machine_of, silent
 
 
 def detect(
@@ -69,16 +57,7 @@ def detect(
         element=element,
         cpu_threads=cpu_threads,
     )
-    described = replace(
-        soc,
-        chip=info.chip if info.chip != Chip() else None,
-        sources={
-            "gpu.wave_size": "driver: on a CPU work-items run one after another"
-            if soc.gpu.is_cpu
-            else "driver: the multiple of a work-group's size that it prefers",
-            **_registers_source(soc.gpu),
-        },
-    )
+    described = replace(soc, chip=info.chip if info.chip != Chip() else None)
     try:
         socs.from_dict(described.to_dict(), socs.own_path_of(name))
     except InvalidFileError as error:
@@ -86,14 +65,6 @@ def detect(
             f"{target.serial!r} reported facts that are not possible: {error}"
         ) from error
     return described
-
-
-def _registers_source(gpu: GpuSide) -> dict[str, str]:
-    """Source of the number of vector registers, if known."""
-    if gpu.vector_registers is None:
-        return {}
-    floats = gpu.vector_width
-    return {"gpu.vector_registers": f"system: its instruction set with vectors of {floats} floats"}
 
 
 def complete(
@@ -110,178 +81,61 @@ def complete(
     with closing(connect(serial)) as target:
         found = detect(target, published.name)
         if problem := contradiction(published, found, serial):
-            raise MismatchError(f"{problem} {_fix_of_other_chip(serial)}")
+            raise MismatchError(
+                f"{problem} Name another device by --serial, or describe this one: "
+                f"`codl soc detect --serial {quote(serial)} --name NAME`."
+            )
         if published.cpu.threads not in (None, found.cpu.threads):
             found = detect(target, published.name, cpu_threads=published.cpu.threads)
-        facts = find_pinning(target, find_facts(target, found))
-    done = replace(facts, soc=completed(published, facts.soc))
-    if differing := "; ".join(differences(published, done.soc)):
-        tell(f"The device's values are kept: {differing}")
+        done = completed(published, find_pinning(target, found, note=tell))
     write(done, path, tell=tell)
-    return done.soc
+    return done
 
 
-def _fix_of_other_chip(serial: str) -> str:
-    """The remedy for a wrong chip; names connected devices if this machine was examined."""
-    names = plugged_in() if transport_of(serial).shell is None else []
-    if names:
-        return f"Connected devices are {', '.join(names)}: name one by --serial."
-    return f"`codl soc detect --serial {quote(serial)} --name NAME` describes it as one of its own."
-
-
-def write(found: FoundFacts, path: Path, *, tell: Tell = silent) -> None:
+def write(soc: LocalSoc, path: Path, *, tell: Tell = silent) -> None:
     """Write the files of a SoC; keeps a former SoC file beside the new one."""
     if kept := set_aside(path):
         tell(f"What {path} held before is kept as {kept}")
-    found.soc.save(path)
-    for fact in found.unknown:
-        tell(f"{fact.key} could not be measured: {fact.reason}")
+    soc.save(path)
     tell(f"Wrote {path}, and {beside(path)}: where its parts are on the device")
 
 
-# Measured facts.
+def find_pinning(target: Target, soc: LocalSoc, *, note: Tell = silent) -> LocalSoc:
+    """The SoC with the measured fact whether to pin threads of the CPU side.
 
-SIGNAL = "gpu.signal"
-EVENT, FLAG = "event", "flag"
-PINNED = "cpu_pinned"
-#: Largest ratio of a flag's wait to an event's at which a flag is chosen; it costs one more launch.
-MOST_SHARE = 0.9
-#: Rounds for waits, which vary on a shared machine and need more samples than ops.
-WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
-#: Most seconds for measuring waits.
-WAITS_S = 30.0
-
-
-@dataclass(frozen=True)
-class FoundFacts:
-    """A SoC with measured facts, and all facts, including failed ones."""
-
-    soc: LocalSoc
-    facts: tuple[Fact, ...] = ()
-
-    @property
-    def unknown(self) -> list[Fact]:
-        """Facts without a value."""
-        return [fact for fact in self.facts if fact.value is None]
-
-
-def find_facts(target: Target, soc: LocalSoc, *, note: Tell = silent) -> FoundFacts:
-    """Measure the facts of a SoC's OpenCL device; a failed one keeps its reason.
-
-    Drivers are loaded in other processes than the target's. `note` receives a line per fact.
+    If the side has all cores, half of its threads are measured, for runs with fewer threads. Where
+    the measurement fails, the fact stays unknown, and `note` receives the reason.
     """
-    note(f"Measuring {SVM_ATOMICS}")
-    facts = [_checked(target.measure_atomics(soc.placement.icd, soc.gpu.name))]
-    note(f"Measuring {SIGNAL}")
-    facts += _signal_facts(target.serial, with_facts(soc, facts))
-    return FoundFacts(with_facts(soc, facts), tuple(facts))
-
-
-def _checked(fact: Fact) -> Fact:
-    """A device's answer, without an impossible value."""
-    if fact.key == SVM_ATOMICS and isinstance(fact.value, bool | None):
-        return fact
-    return Fact(SVM_ATOMICS, None, f"a value that is not possible: {fact.value!r}")
-
-
-def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
-    """The SoC with the values of these facts, and their sources."""
-    values: dict[str, Any] = {}
-    sources = dict(soc.sources)
-    for fact in facts:
-        if fact.value is not None:
-            values[fact.key.removeprefix("gpu.")] = fact.value
-            sources[fact.key] = f"{fact.origin}: {fact.reason}"
-        elif fact.key in sources:
-            sources[fact.key] += f" (measuring it failed: {fact.reason})"
-    return replace(soc, gpu=replace(soc.gpu, **values), sources=sources)
-
-
-def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
-    """How the GPU signals its end to the CPU: events, unless flags are known to work."""
-    if soc.gpu.svm_atomics is None:
-        return []
-    if not soc.gpu.has_flags:
-        reason = "there is no memory for a flag that both sides see"
-        return [Fact(SIGNAL, EVENT, reason, origin="driver")]
-    batch = MeasureBatch(
-        tasks=tuple(task for task in signal_tasks(soc) if task.kind != "first_launch"),
-        run="",
-        rounds=WAITS,
-        tuning=Tuning(),
-        left_s=WAITS_S,
-        reference_ms={},
-        tolerance={},
-    )
-    with closing(connect(serial, soc)) as target, closing(target.fresh()) as fresh:
-        try:
-            return [choose_signal(fresh.measure(batch).measurements)]
-        except CodlError as error:
-            return [Fact(SIGNAL, None, str(error))]
-
-
-def choose_signal(measured: Iterable[Measurement]) -> Fact:
-    """Choose a flag if it is never later than an event, and clearly sooner in the geometric mean.
-
-    The value is None if no kernel length was measured both ways.
-    """
-    waits_ms: dict[str, dict[float, float]] = {"event_wait": {}, "flag_wait": {}}
-    for measurement in measured:
-        task, row = measurement.task, measurement.row
-        if not isinstance(task, SignalTask) or not isinstance(row, SignalRow):
-            continue
-        if row.status == "ok" and 0 < row.latency_ms < inf:
-            waits_ms[task.kind][task.gap_ms] = row.latency_ms
-    events, flags = waits_ms.values()
-    ratios = [flags[gap] / events[gap] for gap in sorted({*events} & {*flags})]
-    if not ratios:
-        return Fact(SIGNAL, None, "no wait could be measured both ways")
-    share = exp(mean(map(log, ratios)))
-    value = FLAG if max(ratios) <= 1 and share <= MOST_SHARE else EVENT
-    reason = f"a wait for a flag takes {share:.2f} of the time that one for an event does"
-    return Fact(SIGNAL, value, reason)
-
-
-def find_pinning(target: Target, found: FoundFacts, *, note: Tell = silent) -> FoundFacts:
-    """Add the fact whether to pin threads of the CPU side, measured in turns.
-
-    If the side has all cores, half of its threads are measured, for runs with fewer threads.
-    """
-    soc, own = found.soc, found.soc.placement
+    own = soc.placement
     cores = [core for core in target.describe().cpu.cores if core not in own.gpu_cores]
     count = own.threads if own.threads < len(cores) else own.threads // 2
     if count == 0:
-        return found
+        return soc
     neighbours = replace(own, cpu_cores=own.cpu_cores[:count], cpu_threads=0)
     few = replace(soc, placement=neighbours)
-    note(f"Measuring {PINNED}")
+    note("Measuring cpu_pinned")
     try:
         with closing(connect(target.serial, few)) as placed, closing(placed.fresh()) as fresh:
-            fact = choose_pinning(fresh.unpinned_ratios(cores))
+            pinned = is_pinned_faster(fresh.unpinned_ratios(cores))
     except CodlError as error:
-        fact = Fact(PINNED, None, str(error))
-    place = replace(own, cpu_pinned=None if fact.value is None else bool(fact.value))
-    if fact.value is not None:
-        place = place.with_threads(own.threads, None if fact.value else cores)
-    return FoundFacts(replace(soc, placement=place), (*found.facts, fact))
+        note(f"cpu_pinned could not be measured: {error}")
+        return replace(soc, placement=replace(own, cpu_pinned=None))
+    place = replace(own, cpu_pinned=pinned)
+    return replace(soc, placement=place.with_threads(own.threads, None if pinned else cores))
 
 
-def choose_pinning(ratios: Iterable[float]) -> Fact:
-    """Choose unpinned threads unless pinned ones are faster by more than the spread of all turns.
+def is_pinned_faster(ratios: Iterable[float]) -> bool:
+    """Whether pinned threads are faster by more than the spread of all turns.
 
     A GPU's driver and Python have threads that compete for a pinned thread's core, and that this
     measurement excludes: VGG-16 beside an H100 takes 1.2 times as long with 4 threads on 4 cores as
-    with 4 on 16. The value is None without a measured turn.
+    with 4 on 16. Raises `DeviceError` without a measured turn.
     """
     valid = [ratio for ratio in ratios if 0 < ratio < inf]
     if not valid:
-        return Fact(PINNED, None, "no turn could be measured")
+        raise DeviceError("no turn could be measured")
     low, middle, high = np.percentile(valid, (20, 50, 80))
-    reason = (
-        f"unpinned threads take {middle:.2f} of the time that pinned ones do "
-        f"(p20 {low:.2f}, p80 {high:.2f})"
-    )
-    return Fact(PINNED, bool(middle - (high - low) > 1), reason)
+    return bool(middle - (high - low) > 1)
 
 
 # Published facts beside a device's. A device with another GPU or chip than the published one is a
@@ -346,14 +200,6 @@ def completed(published: PublishedSoc, found: AnySoc) -> AnySoc:
         gpu=replace(found.gpu, **values["gpu"]),
         sources=sources,
     )
-
-
-def differences(published: PublishedSoc, found: Soc) -> Iterator[str]:
-    """Numbers of a completed SoC that differ from published ones, such as of `gpu.wave_size`."""
-    for side, key, value in _values(published):
-        stated = getattr(getattr(found, side), key)
-        if isinstance(value, int) and stated != value:
-            yield f"{side}.{key} is {stated} (published: {value})"
 
 
 def _values(published: PublishedSoc) -> Iterator[tuple[str, str, Any]]:

@@ -247,14 +247,12 @@ def install(
     python: Python | None = None,
     *,
     packages: bool = True,
-    wheel_folder: Path | None = None,
 ) -> Installed:
     """Copy this codl's agent to a device if needed, and with `packages` the missing ones.
 
     `python` is a command of Python 3.10 or later on the device, or the file of a Python build to
-    copy there (see `codl.targets.python_build`); by default it is searched for. Wheels come from
-    `wheel_folder` or from pip. Raises `DeviceError` for a device without Python or room, and for a
-    damaged file.
+    copy there (see `codl.targets.python_build`); by default it is searched for.
+    Raises `DeviceError` for a device without Python or room, and for a damaged file.
     """
     path = f"{shell.folder}/{ARCHIVE}"
     shell.run(["mkdir", "-p", shell.folder])
@@ -270,7 +268,7 @@ def install(
     brought: tuple[str, ...] = ()
     fixes = {name: f"`pip install {name}` there." for name in checked.missing}
     if packages and checked.missing:
-        brought, fixes = _bring(shell, chosen, checked, wheel_folder)
+        brought, fixes = _bring(shell, chosen, checked)
         checked = _checked(shell, chosen, path) or checked
     fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
     return Installed(path, len(agent_file()), build(), is_new, checked, brought, fixes)
@@ -290,7 +288,7 @@ def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
 
 
 def _bring(
-    shell: DeviceShell, python: Python, checked: AgentCheck, wheel_folder: Path | None
+    shell: DeviceShell, python: Python, checked: AgentCheck
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Copy missing packages; returns the copied ones, and fixes for the others."""
     is_termux = "com.termux" in checked.executable
@@ -299,10 +297,7 @@ def _bring(
     )
     with TemporaryDirectory(prefix="codl-wheels-") as name:
         folder = Path(name)
-        problems = {
-            package: fetch_wheels(package, device, folder, wheels=wheel_folder)
-            for package in checked.missing
-        }
+        problems = {package: fetch_wheels(package, device, folder) for package in checked.missing}
         chosen = missing_wheels(folder.glob("*.whl"), checked.packages)
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
@@ -452,7 +447,7 @@ class DevicePython:
         if self.is_termux:
             return termux_fix(package)
         if self.is_android:
-            return "name a folder with a wheel for it by --wheels, or use Termux's Python."
+            return "name a folder with a wheel for it by PIP_FIND_LINKS, or use Termux's Python."
         return f"`pip install {package}` there."
 
 
@@ -461,59 +456,42 @@ def termux_fix(package: str) -> str:
     return TERMUX.get(package, f"`pkg install clang cmake ninja`, then `pip install {package}`.")
 
 
-def fetch_wheels(
-    package: str, python: DevicePython, folder: Path, *, wheels: Path | None = None
-) -> str:
+def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
     """Download the wheels of a package and its dependencies to a folder; returns a problem, or "".
 
-    With `wheels`, only that folder is searched.
+    pip's own variables apply, such as PIP_FIND_LINKS and PIP_NO_INDEX for a folder of wheels.
     """
     where = f"Python {python.short} on {'Android, ' if python.is_android else ''}{python.machine}"
     fix = python.fix(package)
     if not python.platforms:
         kind = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
         return f"There are no wheels for {kind}: {fix}"
-    missing = f"No wheel for {where} was found"
-    files = [] if wheels is None else [f.name for f in wheels.glob("*.whl")]
-    of_it = sorted(name for name in files if package_name(name) == package)
-    if wheels is not None and not of_it:
-        return f"{missing} in {wheels}: {fix}"
     if find_spec("pip") is None:
         return "This Python has no pip to find wheels with: `python -m ensurepip`."
     try:
-        done = subprocess.run(
-            _command(package, python, folder, wheels), capture_output=True, timeout=PIP_S
-        )
+        done = subprocess.run(_command(package, python, folder), capture_output=True, timeout=PIP_S)
     except subprocess.TimeoutExpired:
-        return f"pip took longer than {PIP_S:g} s over it; name a folder of wheels by --wheels."
+        return f"pip took longer than {PIP_S:g} s over it: {fix}"
     if not done.returncode:
         return ""
-    if of_it:
-        return f"{missing} in {wheels}, which has {', '.join(of_it)}: {fix}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
-    return f"{missing} by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
+    return f"No wheel for {where} was found by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
 
 
-def _command(package: str, python: DevicePython, folder: Path, wheels: Path | None) -> list[str]:
-    source = ["--no-index", "--find-links", str(wheels)] if wheels else []
+def _command(package: str, python: DevicePython, folder: Path) -> list[str]:
     tags = [part for tag in python.platforms for part in ("--platform", tag)]
     fixed = ["--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     fixed += ["--no-deps"] if package in ALONE else []
     wanted = ["--implementation", "cp", "--python-version", python.short, *tags]
-    command = [sys.executable, "-m", "pip", "download", *fixed, *source, *wanted]
+    command = [sys.executable, "-m", "pip", "download", *fixed, *wanted]
     return [*command, "--dest", str(folder), package]
 
 
 def name_of_wheel(wheel: Path) -> tuple[str, str]:
     """Normalized name and version of a wheel's package."""
-    _, version, *_ = wheel.name.split("-")
-    return package_name(wheel.name), version
-
-
-def package_name(file: str) -> str:
-    """Normalized name of the package in a wheel's file name."""
-    return re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower()
+    name, version, *_ = wheel.name.split("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), version
 
 
 def packed_wheels(wheels: Iterable[Path]) -> bytes:

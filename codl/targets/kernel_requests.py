@@ -1,4 +1,4 @@
-"""Requests to tune, check and compare kernels, and to measure a fact of a driver."""
+"""Requests to tune, check and compare kernels, and to draw an interface."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ from codl.ir import Op
 from codl.ir.records.tuned import BenchRow, Refused, Trial, Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.check_variants import CheckTask
-from codl.measure.facts import Fact
 from codl.measure.tuner import TuneTask
 from codl.measure.ui_frames import Drawn
 from codl.targets.connection import AgentLostError, FrameError
 from codl.targets.wire import EventKind, Request
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class MeasureAtomics(Request[Fact]):
-    """Measure whether kernels see the host's writes, with `apart` in a process of its own."""
-
-    driver: str
-    device: str
-    apart: bool = True
-    limit_s = 1800.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Tune(Request[tuple[TuneFailure, ...]]):
 
 @dataclass(frozen=True)
 class Check(Request[None]):
-    """Check kernel variants against the NumPy interpreter; a finished task has its problem."""
+    """Check kernel variants against the NumPy references; a finished task has its problem."""
 
     tasks: tuple[CheckTask, ...]
     budget_s: float | None

@@ -43,14 +43,13 @@ if TYPE_CHECKING:
     from codl.ir.types import Processor
     from codl.kernels.tuning import Tuning
     from codl.machine.conditions import ConditionReader
-    from codl.measure.facts import Fact
     from codl.measure.runner import BatchRunner
     from codl.measure.tasks import MeasureBatch, Measurement
     from codl.measure.timing import Effort, Timed, TimedTogether
     from codl.measure.ui_frames import UiProbe
     from codl.runtime.loaded import Loaded
     from codl.targets.compile_workers import CompileWorkers
-    from codl.targets.kernel_requests import Check, MeasureAtomics, Tune, TuneFailure
+    from codl.targets.kernel_requests import Check, Tune, TuneFailure
     from codl.targets.peers import PeerProcess
     from codl.targets.remote import RemoteTarget
 
@@ -154,8 +153,6 @@ class LocalTarget(Target):
         from codl.targets import kernel_requests
 
         match request:
-            case kernel_requests.MeasureAtomics():
-                return _measure_atomics(request)
             case kernel_requests.Bench(op, tuning, every):
                 with self._measuring() as device:
                     return bench(device, op, tuning, every=every)
@@ -337,20 +334,6 @@ def look_at(driver: str) -> ProbeResult:
     except (CodlError, ValueError) as error:
         return ProbeResult(driver, error=str(error))
     return result
-
-
-def _measure_atomics(request: MeasureAtomics) -> Fact:
-    """Whether kernels see the host's writes; after a crash or a hang, a reason instead."""
-    from codl.measure.facts import SVM_ATOMICS, Fact, measure_svm_atomics
-    from codl.runtime.probe import BareDevice
-    from codl.targets.client import ask_once
-
-    if not request.apart:
-        return measure_svm_atomics(BareDevice.open(request.driver, request.device))
-    try:
-        return ask_once("the measuring process", replace(request, apart=False))
-    except CodlError as error:
-        return Fact(SVM_ATOMICS, None, str(error))
 
 
 def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[TuneFailure, ...]:

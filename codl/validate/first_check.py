@@ -24,6 +24,7 @@ from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.frontend.convert import Source
 from codl.ir import Network
+from codl.ir.command_order import check_order
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
@@ -46,7 +47,6 @@ from codl.measure.closeness import (
 )
 from codl.measure.inputs import SEED, random_inputs
 from codl.plan.build_plan import with_fallbacks
-from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
 from codl.validate.references import BY_OPS, ModelAndSource, Values, outputs_by_ops

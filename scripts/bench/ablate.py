@@ -50,7 +50,7 @@ TERMS: Mapping[str, dict[str, Any]] = {
     "contention": {"inside": {"beside_ms": 0.0}},
     "net-calls": {"inside": {"call_ms": 0.0}},
     "launches": {"targets": ("dispatch_gpu",)},
-    "waits": {"targets": ("event_wait_cpu", "flag_wait_cpu")},
+    "waits": {"targets": ("event_wait_cpu",)},
     "sharing": {"ways": ("to_gpu", "to_cpu")},
     "packing": {"ways": tuple(PACKING.values()), "inside": {"packed_ms": 0.0}},
     "relayouts": {"ways": ("relayout",)},

@@ -30,7 +30,6 @@ from codl.kernels import registry
 from codl.plan.strategies import STRATEGIES
 from codl.predict import ESTIMATORS
 from codl.registry import TRANSPORTS, VARIABLE, PluginError, load_installed, rolled_back
-from codl.targets import detect as detecting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/extending.md"
 COMMANDS = re.compile(r"^```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -128,7 +127,6 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
 def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
-    monkeypatch.setattr(detecting, "WAITS", QUICK)
     (commands,) = COMMANDS.findall(PAGE.read_text())
     for line in commands.splitlines():
         word, *rest = shlex.split(line)

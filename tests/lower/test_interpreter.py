@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
+from support.numpy_interpreter import Interpreter
 from support.plans import branching_case, make_plan
 from support.random_networks import random_networks, random_plans
 from support.random_plans import random_plan
@@ -19,7 +19,8 @@ from support.references import evaluate
 from support.simulated import SOC
 
 from codl.errors import CodlError
-from codl.ir.executable import WITH_FLAGS, Executable, GpuOp, Launch, Raise, Wait
+from codl.ir.command_order import OrderError, check_order
+from codl.ir.executable import Executable, GpuOp, Launch, Wait
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
@@ -30,7 +31,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import cut
 from codl.measure.inputs import random_inputs
-from codl.runtime.numpy_interpreter import Interpreter, OrderError, check_order
 
 #: What outputs may be off, against the largest of them: tensors are stored between ops.
 TOLERANCES = {"float32": 2e-5, "float16": 3e-2}
@@ -47,8 +47,6 @@ def socs(draw: st.DrawFn) -> Soc:
         memory_types=draw(st.sampled_from(memory_types)),
         element=draw(st.sampled_from(["float32", "float32", "float16"])),
         fine_grained_svm=draw(st.booleans()),
-        svm_atomics=True,
-        signal=draw(st.sampled_from(["", "event", "flag"])),
     )
     return replace(SOC, gpu=gpu)
 
@@ -125,13 +123,9 @@ def test_commands_do_not_race(seed: int) -> None:
         check_order(executable)
 
 
-@pytest.mark.parametrize("signal", ["event", "flag"])
-def test_no_wait_is_superfluous(signal: Any) -> None:
+def test_no_wait_is_superfluous() -> None:
     """Were any one of its waits last, an executable would race, and the interpreter says so."""
-    shared = replace(SOC.gpu, fine_grained_svm=True, svm_atomics=True, signal=signal)
-    executable = lowered(replace(SOC, gpu=shared))
-    raised = sum(isinstance(one, Raise) for one in executable.commands)
-    assert (raised > 0) == (executable.version == WITH_FLAGS) == (signal == "flag")
+    executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
     *places, last = waits(executable)
     assert places
     assert last == (len(executable.stages) - 1, len(executable.stages[-1].commands) - 1)

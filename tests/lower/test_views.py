@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.common_checks import CPU_DEVICE
 from support.kernel_runs import Case
+from support.numpy_interpreter import Interpreter
 from support.plans import CUTS, legal, make_plan
 from support.references import evaluate
 from support.simulated import SOC
@@ -31,7 +32,6 @@ from codl.plan import build_plan
 from codl.plan.build_plan import one_processor
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
-from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
 
 HEADS, FEATURES, TOKENS = 4, 8, 6

@@ -38,14 +38,12 @@ from codl.plan.price import ProfiledTimes, paced, predicted_timeline, price, sta
 from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
-FLAGS = {"fine_grained_svm": True, "svm_atomics": True, "signal": "flag"}
-#: A GPU with buffers, one with images too, one that works on the CPU's arrays, one that raises
-#: flags there, and one that is a CPU, which launches image by image.
+#: A GPU with buffers, one with images too, one that works on the CPU's arrays, and one that
+#: is a CPU, which launches image by image.
 SOCS = {
     "buffers": SOC,
     "images": replace(SOC, gpu=replace(SOC.gpu, **IMAGES)),  # type: ignore[arg-type]
     "shared": replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)),
-    "flags": replace(SOC, gpu=replace(SOC.gpu, **FLAGS)),  # type: ignore[arg-type]
     "one CPU": replace(SOC, gpu=replace(SOC.gpu, type="cpu")),
 }
 

@@ -105,7 +105,6 @@ def test_a_device_tells_all_that_codl_asks() -> None:
 #: Memory of every kind, profiles, failing calls, several threads, engines.
 TESTS = (
     "runtime/test_failing_driver.py",
-    "runtime/test_flags.py",
     "runtime/test_run_options.py",
     "runtime/test_batches.py",
     "kernels/test_storages.py",

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
 from support.executables import small_network, small_plan
+from support.numpy_interpreter import Interpreter
 from support.random_networks import random_networks, random_plans
 
 from codl.engine.engine import Engine
@@ -18,7 +19,6 @@ from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
 from codl.measure.inputs import random_inputs
-from codl.runtime.numpy_interpreter import Interpreter
 
 
 def check_alike(network: Network, plan: Plan, soc: Soc) -> None:

@@ -77,13 +77,11 @@ def soc_with(**gpu: Any) -> Soc:
     return replace(SOC, gpu=replace(SOC.gpu, **gpu))
 
 
-#: Memory that is mapped, memory that both processors see, images of half precision, and flags in
-#: memory that both see.
+#: Memory that is mapped, memory that both processors see, and images of half precision.
 SOCS = (
     SOC,
     soc_with(fine_grained_svm=True, vector_width=8),
     soc_with(memory_types=("image2d",), element="float16"),
-    soc_with(fine_grained_svm=True, svm_atomics=True, signal="flag"),
 )
 
 

@@ -10,14 +10,11 @@ from typing import Any
 import msgspec
 
 from codl.targets.agent import request_class
-from codl.targets.connection import HEAD, MAGIC, Connection, FrameLimits
+from codl.targets.connection import HEAD, MAGIC, Connection
 from codl.targets.wire import Answered, Event, RequestMessage, Response, decode, form_of_request
 from support.fuzzing import Subject
 from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS
 from support.mutations import BYTES, TREE
-
-#: A length that lies must not cost memory either.
-LIMITS = FrameLimits(json_bytes=1 << 20, blobs=100, blob_bytes=1 << 40)
 
 
 class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag=True):
@@ -60,7 +57,7 @@ def replies() -> Subject:
 def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[bytes]]]) -> Subject:
     def receive(content: bytes) -> None:
         stream = io.BytesIO(content)
-        receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming, limits=LIMITS)
+        receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming)
         said, blobs = receiver.receive()
         if isinstance(said, RequestMessage):
             decode(form_of_request(request_class(said.kind)), said.content, blobs)

@@ -28,8 +28,8 @@ from codl.measure.timing import Effort, Rounds
 from codl.measure.tuner import TuneTask
 from codl.runtime.loaded import Footprint
 from codl.targets import client
-from codl.targets.detect import _checked, choose_pinning, detect, with_facts
-from codl.targets.kernel_requests import Bench, Check, MeasureAtomics, Tune
+from codl.targets.detect import detect, is_pinned_faster
+from codl.targets.kernel_requests import Bench, Check, Tune
 from codl.targets.measuring import Measure, Time
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import (
@@ -70,12 +70,6 @@ def ask_soc(target: RemoteTarget) -> None:
     check_readable(detect(target, "there"))
 
 
-def ask_facts(target: RemoteTarget) -> None:
-    """What goes into a SoC file; a value that cannot be there must have been left out."""
-    fact = _checked(target.measure_atomics("none", "gpu"))
-    check_readable(with_facts(BOARD, [fact]))
-
-
 def check_readable(soc: LocalSoc) -> None:
     try:
         again = socs.from_dict(yaml.safe_load(soc.to_yaml()), Path("soc.yaml"))
@@ -88,9 +82,8 @@ def check_readable(soc: LocalSoc) -> None:
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.probe(), [Probe]),
     (ask_soc, [Facts("machine")]),
-    (ask_facts, [MeasureAtomics]),
     (lambda target: target.observe_cores(), [Facts("busy_cores")]),
-    (lambda target: choose_pinning(target.unpinned_ratios([0, 1])), [UnpinnedRatios]),
+    (lambda target: is_pinned_faster(target.unpinned_ratios([0, 1])), [UnpinnedRatios]),
     (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
@@ -120,8 +113,8 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.cold_start(), [Facts("seconds")]),
 )
 _FACTS = {own.name: getattr(BOARD.gpu, own.name, "none") for own in fields(ProbedDevice)}
-_TOLD = {"version": "OpenCL 3.0", "extensions": (), "svm": "none", "half": False}
-DEVICE = ProbedDevice(**{**_FACTS, **_TOLD, "max_read_images": 0})
+_TOLD = {"version": "OpenCL 3.0", "extensions": (), "half": False}
+DEVICE = ProbedDevice(**{**_FACTS, **_TOLD})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
     answered(MissingArrays, ()),

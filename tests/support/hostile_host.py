@@ -56,8 +56,7 @@ def _without_devices() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name in ((local, "LocalTarget"), (peers, "PeerHost")):
             stack.enter_context(patch.object(owner, name, Nothing))
-        for owner, name in ((probe.BareDevice, "open"), (probe, "look")):
-            stack.enter_context(patch.object(owner, name, getattr(nothing, name)))
+        stack.enter_context(patch.object(probe, "look", nothing.look))
         stack.enter_context(patch.object(agent, "load_installed", lambda **_: None))
         with open(os.devnull, "w") as silence:
             stack.enter_context(redirect_stderr(silence))

@@ -116,7 +116,7 @@ class SyntheticPredictors:
             "inside": {"cpu": inside(0.004), "gpu": inside(0.001)},
             "dispatch": {"gpu": Line(0.005, 2e3)},
             "batch": {"cpu": 0.7, "gpu": 0.5},
-            "signals": {"first_launch": 0.004, "event_wait": 0.006, "flag_wait": 0.005},
+            "signals": {"first_launch": 0.004, "event_wait": 0.006},
         }
         return cls(**{**terms, **changes})
 

@@ -33,8 +33,8 @@ from codl.machine.placement import LocalSoc
 from codl.measure.timing import Effort
 from codl.plan.build_plan import default_plan
 from codl.targets.base import Target
-from codl.targets.client import COMMAND, AgentClient
-from codl.targets.connection import AgentLostError
+from codl.targets.client import COMMAND
+from codl.targets.connection import AgentLostError, Connection
 from codl.targets.local import LocalTarget
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import Load, LoadedModel, MissingArrays, Run
@@ -196,14 +196,15 @@ def test_threads_share_an_agent(process: RemoteTarget, network: Network) -> None
 def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
     process: RemoteTarget, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post = AgentClient._post
+    send = Connection.send
 
-    def kill(self: AgentClient, running: Any, message: Any, *how: Any) -> None:
-        post(self, running, message, *how)
-        if message.kind == "Load" and self.generation == 1:
-            running.child.kill()
+    def kill(self: Connection[Any, Any], message: Any, *blobs: Any) -> None:
+        send(self, message, *blobs)
+        if message.kind == "Load" and process.agent.generation == 1:
+            assert process.agent._running is not None
+            process.agent._running.child.kill()
 
-    monkeypatch.setattr(AgentClient, "_post", kill)
+    monkeypatch.setattr(Connection, "send", kill)
     plan = plan_of(network, process.soc)
     with pytest.raises(AgentLostError, match="crashed"):
         Engine(network, plan, process)

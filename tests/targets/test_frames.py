@@ -11,25 +11,30 @@ import pytest
 from support.frame_fuzz import Ping, Pong, frames, frames_of, replies, requests
 from support.fuzzing import Subject, fuzz
 
+from codl.targets import connection
 from codl.targets.connection import (
     HEAD,
     MAGIC,
     Connection,
     ConnectionEnded,
     FrameError,
-    FrameLimits,
 )
 
-SMALL = FrameLimits(json_bytes=1000, blobs=3, blob_bytes=1000)
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames may hold little."""
+    for name, most in (("MOST_JSON", 1000), ("MOST_BLOBS", 3), ("MOST_BYTES", 1000)):
+        monkeypatch.setattr(connection, name, most)
 
 
-def reading(data: bytes, limits: FrameLimits = SMALL) -> Connection[Any, Any]:
-    return Connection(io.BytesIO(data), io.BytesIO(), Ping | Pong, limits=limits)
+def reading(data: bytes) -> Connection[Any, Any]:
+    return Connection(io.BytesIO(data), io.BytesIO(), Ping | Pong)
 
 
-def writing(limits: FrameLimits = SMALL) -> tuple[Connection[Any, Any], io.BytesIO]:
+def writing() -> tuple[Connection[Any, Any], io.BytesIO]:
     out = io.BytesIO()
-    return Connection(io.BytesIO(), out, Ping, limits=limits), out
+    return Connection(io.BytesIO(), out, Ping), out
 
 
 def test_messages_and_blobs_come_out_as_they_went_in() -> None:
@@ -48,6 +53,7 @@ def head(*, magic: bytes = MAGIC, number: int = 0, json: int = 0, blobs: int = 0
     return HEAD.pack(magic, number, json, blobs)
 
 
+@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -73,6 +79,7 @@ def test_what_is_no_frame_ends_the_connection(data: bytes, message: str) -> None
         receiver.send(Ping(1, "a"))
 
 
+@pytest.mark.usefixtures("_small")
 def test_too_much_is_not_sent() -> None:
     for message, blobs, reason in (
         (Ping(1, "a" * 2000), [], "bytes of JSON"),

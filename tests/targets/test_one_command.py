@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -107,7 +106,6 @@ def check_completed(published: PublishedSoc, text: str) -> None:
     assert yaml.safe_load((path.parent / f"{NAME}.yaml.before1").read_text()) == (
         published.to_dict()
     )
-    assert "gpu.wave_size is 1 (published: 999)" in text or not soc.gpu.is_cpu
     assert f"Wrote {path}" in text
 
 
@@ -158,16 +156,6 @@ def test_another_chip_is_refused_and_nothing_is_written(plug: Plug, publish: Pub
     assert "systems call SM8250" in error
     assert "the chip 'SM8450'" in error
     assert files() == before
-
-
-@needs_adb
-def test_without_a_serial_connected_devices_are_named(plug: Plug) -> None:
-    serials = {plug().serial, plug("other").serial}
-    error = sentences(codl("collect", "--soc", "sdm865", *FEW))
-    listed = re.search(r"Connected devices are (.*): name one by --serial\.$", error)
-    assert listed is not None, error
-    assert set(listed[1].split(", ")) == serials
-    assert files() == []
 
 
 @needs_adb

@@ -149,13 +149,16 @@ def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
         ([0.77, 0.78, 0.76], False),
         ([1.0, 1.1, 1.2], False),  # faster, but by less than the turns differ
         ([0.98, 0.98, 0.98], False),
-        ([float("nan"), float("inf"), -1.0], None),
     ],
 )
-def test_threads_are_pinned_where_that_is_clearly_faster(
-    ratios: list[float], pinned: bool | None
-) -> None:
-    assert detect.choose_pinning(ratios).value is pinned
+def test_threads_are_pinned_where_that_is_clearly_faster(ratios: list[float], pinned: bool) -> None:
+    assert detect.is_pinned_faster(ratios) is pinned
+
+
+@pytest.mark.parametrize("ratios", [[float("nan"), float("inf"), -1.0], []])
+def test_turns_that_cannot_be_tell_nothing(ratios: list[float]) -> None:
+    with pytest.raises(DeviceError, match="no turn could be measured"):
+        detect.is_pinned_faster(ratios)
 
 
 class Sixteen(LocalTarget):
@@ -197,7 +200,7 @@ def test_what_is_measured_of_threads_becomes_the_placement(
     monkeypatch.setattr(Sixteen, "ratio", ratio)
     monkeypatch.setattr(Sixteen, "asked", [])
     soc = LocalSoc.of(SOC, Placement("n", tuple(range(cores))))
-    place = detect.find_pinning(Sixteen(None), detect.FoundFacts(soc)).soc.placement
+    place = detect.find_pinning(Sixteen(None), soc).placement
     assert place == found
     assert Sixteen.asked == [(Placement("n", tuple(range(threads))), [*range(16)])]
     written = place.save(tmp_path / "simulated.yaml")
@@ -207,15 +210,16 @@ def test_what_is_measured_of_threads_becomes_the_placement(
 
 def test_one_core_leaves_nothing_to_choose() -> None:
     soc = replace(HALVED, gpu=replace(HALVED.gpu, compute_units=15))
-    facts = detect.FoundFacts(LocalSoc.of(soc, Placement("n", (15,), tuple(range(15)))))
-    assert detect.find_pinning(Sixteen(None), facts) is facts
+    placed = LocalSoc.of(soc, Placement("n", (15,), tuple(range(15))))
+    assert detect.find_pinning(Sixteen(None), placed) is placed
 
 
 @pytest.mark.device
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads may move between two cores")
 def test_pinning_is_measured_in_a_process_of_its_own() -> None:
     soc = LocalSoc.of(SOC, Placement("none", tuple(sorted(os.sched_getaffinity(0)))))
-    found = detect.find_pinning(LocalTarget(None), detect.FoundFacts(soc))
-    (fact,) = found.facts
-    assert fact.value in (True, False), fact.reason
-    assert found.soc.placement == replace(soc.placement, cpu_pinned=fact.value)
+    notes: list[str] = []
+    found = detect.find_pinning(LocalTarget(None), soc, note=notes.append)
+    pinned = found.placement.cpu_pinned
+    assert pinned in (True, False), notes
+    assert found.placement == replace(soc.placement, cpu_pinned=pinned)

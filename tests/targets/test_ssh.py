@@ -73,12 +73,6 @@ def test_from_an_empty_board_to_a_table(board: Board) -> None:
     check_table(board.serial)
 
 
-def test_facts_are_measured_there(board: Board, first_soc: LocalSoc) -> None:
-    with closing(connect(board.serial)) as target:
-        fact = target.measure_atomics(first_soc.placement.icd, first_soc.gpu.name)
-    assert (fact.key, type(fact.value)) == ("gpu.svm_atomics", bool)
-
-
 def test_what_the_doctor_asks_is_answered_there(board: Board, first_soc: LocalSoc) -> None:
     """Its checks are the host's: none of them is in the agent's file."""
     tasks = [CheckTask(FC, registry.find(FC, name)) for name in ("cpu_gemv", "gpu_direct")]

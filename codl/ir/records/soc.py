@@ -25,8 +25,6 @@ from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, PrecisionTraits
 from codl.ir.yaml_file import NotNegative, Positive, Threads
 
-#: Memory shared by both processors, from none to all host memory (OpenCL 2.0).
-SVM_LEVELS = ("none", "coarse_grain_buffer", "fine_grain_buffer", "fine_grain_system")
 CacheKind: TypeAlias = Literal["data", "instruction", "unified"]
 
 
@@ -174,15 +172,18 @@ TYPES = ("cpu", "gpu")
 #: Values that mean "unknown" for an optional key; `Soc.to_dict` omits the key.
 UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys written by earlier versions of codl, ignored on reading: of each side, and others.
-FORMER = {"cpu": ("big_cores",), "gpu": ("zero_copy", "preferred_memory"), "": ("sensors",)}
+FORMER = {
+    "cpu": ("big_cores",),
+    "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal", "svm", "max_read_images"),
+    "": ("sensors",),
+}
 #: Keys without influence on latencies: top-level keys, and keys of each side. The types of tensors
 #: (`element`, `arithmetic`) are a choice that variant names include.
 ABOUT = {"description", "power_w", "chip", "sources", "fallbacks", *FORMER[""]}
 ASIDE = {
     "cpu": {"clusters", "caches", *FORMER["cpu"]},
-    "gpu": {"opencl_version", "half", "svm", "max_read_images", "svm_atomics",
-            "signal", "element", "arithmetic", *FORMER["gpu"]},
-}  # fmt: skip
+    "gpu": {"opencl_version", "half", "element", "arithmetic", *FORMER["gpu"]},
+}
 
 
 @dataclass(frozen=True)
@@ -229,16 +230,9 @@ class GpuSide:
     max_image_height: NotNegative = 0
     #: Whether both processors may use the same memory without mapping it (OpenCL 2.0).
     fine_grained_svm: bool = False
-    #: As reported by the driver: version (such as "OpenCL 3.0"), support for `half` arithmetic,
-    #: kind of shared memory (of `SVM_LEVELS`), and number of images a kernel may read.
+    #: As reported by the driver: version (such as "OpenCL 3.0"), and support for `half` arithmetic.
     opencl_version: str = ""
     half: bool | None = None
-    svm: str = ""
-    max_read_images: NotNegative | None = None
-    #: Measured: whether a kernel can signal the host by a flag in fine-grained memory.
-    svm_atomics: bool | None = None
-    #: Measured: the faster way for the GPU to signal its end to the CPU; empty means an event.
-    signal: Literal["", "event", "flag"] = ""
     #: Vector registers available to a kernel on a CPU device; tiles must fit in them.
     vector_registers: Positive | None = None
 
@@ -255,19 +249,6 @@ class GpuSide:
         Requires unified memory: a discrete card would read the arrays over the bus each time.
         """
         return self.unified_memory and self.fine_grained_svm
-
-    @property
-    def has_flags(self) -> bool:
-        """Whether kernels can signal their end to the CPU by a flag in shared memory.
-
-        Requires a measured working flag, and kernels that write the CPU's arrays in place.
-        """
-        return bool(self.svm_atomics) and self.sees_host_memory
-
-    @property
-    def raises_flags(self) -> bool:
-        """Whether kernels signal their end by a flag, measured as faster than an event."""
-        return self.has_flags and self.signal == "flag"
 
     @property
     def is_cpu(self) -> bool:
@@ -303,7 +284,7 @@ class Soc:
     A `source` of `replayed` means latencies of another project's kernels, which codl does not have:
     it can train predictors and make plans, but not run them. `power_w` is None if not measured.
     Other optional keys are unknown if empty. `sources` maps keys such as `gpu.wave_size` to the
-    origin of the value, starting with `measured`, `driver`, `system` or `published`.
+    origin of a published value.
     """
 
     name: str
@@ -462,7 +443,6 @@ def _checked(soc: Soc, path: Path) -> Soc:
     for key, values, choices in (
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
-        ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
         (
             "gpu.arithmetic",
