@@ -434,10 +434,17 @@ class RowTiles:
         return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc, **grid))
 
 
-def span_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
-    """Macros: input columns under `pixels` neighbours, and whether these are too many to unroll."""
+def window_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
+    """Macros of a row of a window under `pixels` neighbours, which is unrolled if short enough."""
     columns = (pixels - 1) * op.stride.w + (op.kernel.w - 1) * op.dilation.w + 1
-    return {"SPAN": columns, "ROLLED": columns > MOST_UNROLLED}
+    return {
+        "PIXELS": pixels,
+        "KERNEL_W": op.kernel.w,
+        "STRIDE_W": op.stride.w,
+        "DILATION_W": op.dilation.w,
+        "SPAN": columns,
+        "ROLLED": columns > MOST_UNROLLED,
+    }
 
 
 def span(ops: WindowColumns, pixels: Column | float) -> Column:

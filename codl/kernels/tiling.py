@@ -155,14 +155,6 @@ def item_grid(
     return launched, (width, high), (strips, others)
 
 
-def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:
-    """Rounds of an `item_grid`, in whole work-groups."""
-    if soc.gpu.is_cpu:
-        return rounds(strips * others, soc)
-    width, high = group_shapes(strips, others, 1, soc)
-    return rounds(ceil_div(strips, width) * (others / high), soc)
-
-
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
     """The bias in whole blocks of channels, followed by blocks of zeros."""
     size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
@@ -272,7 +264,7 @@ def most_pixels(blocks: int, gpu: GpuSide, limit: int = MOST_PIXELS) -> int:
     return max(0, min(limit, (assumed_registers(gpu) - UNDER_WAY) // blocks - 1))
 
 
-def effort(pixels: float, blocks: int, gpu: GpuSide) -> float:
+def effort(pixels: Any, blocks: Any, gpu: GpuSide) -> Any:
     """Instructions per multiply-add in a tile of `pixels` x `blocks`."""
     return 1 + 1 / pixels + spreading(gpu) / blocks + 1 / (pixels * blocks)
 

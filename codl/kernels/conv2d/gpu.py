@@ -47,8 +47,8 @@ class GpuConv(ColumnKernel):
         """
         return {}, np.zeros((1, len(ops)))
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        """The grid of the kernel with most of the work."""
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Any) -> Any:
+        """The tiles of a choice; `grid` is that of the kernel with most of the work."""
         raise NotImplementedError
 
     def team_blocks(self, ops: ConvColumns) -> Column | None:
@@ -74,7 +74,7 @@ class GpuConv(ColumnKernel):
         blocks = self.team_blocks(ops)
         if soc.gpu.is_cpu or blocks is None:
             return choice
-        wanted = np.maximum(1, device_items(soc) / self.grid(ops, soc, choice).items)
+        wanted = np.maximum(1, device_items(soc) / self.cut(ops, soc, choice).grid.items)
         teams = np.minimum(most_teams(blocks, soc), 2.0 ** np.ceil(np.log2(wanted)))
         return {**choice, "teams": teams}
 
@@ -86,7 +86,7 @@ class GpuConv(ColumnKernel):
         """
         if soc.gpu.is_cpu:
             return np.zeros_like(ops.ic)
-        grid, blocks = self.grid(ops, soc, choices), self.team_blocks(ops)
+        grid, blocks = self.cut(ops, soc, choices).grid, self.team_blocks(ops)
         pixels = choices["pixels"]
         if blocks is None:
             return pixels * (grid.items < device_items(soc))

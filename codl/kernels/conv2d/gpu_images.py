@@ -74,9 +74,6 @@ class OverImages(GpuConv):
         blocks = ceil_div(ops.oc, TEXEL)
         return RowTiles.of(ops, soc, pixels, blocks, longest, choice=choice, wide=self.wide)
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        return self.cut(ops, soc, choice).grid
-
 
 class GpuImage(OverImages):
     """Any window, stride, padding and dilation; groups of whole texels."""
@@ -276,9 +273,6 @@ class GpuImageWinograd(GpuConv):
             out_blocks=out_blocks,
             grid=Grid.of(ceil_div(tiles, 4), others, 1, soc, choice=choice, wide=WIDE),
         )
-
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        return self.cut(ops, soc, choice).grid
 
     def team_blocks(self, ops: ConvColumns) -> Column:
         return ceil_div(ops.ic, TEXEL)

@@ -17,12 +17,11 @@ from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.kernel import (
     CPU_DEVICE,
     REAL_GPU,
-    Grid,
     RowTiles,
     launch,
     span,
-    span_macros,
     window_args,
+    window_macros,
 )
 from codl.kernels.tiling import group_items, round_up, waves
 
@@ -105,9 +104,6 @@ class GpuDepthwise(GpuConv):
         blocks = ceil_div(ops.oc, self.width(soc))
         return RowTiles.of(ops, soc, choice["pixels"], blocks, LONGEST_STRIP)
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        return self.cut(ops, soc, choice).grid
-
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
         past = (t.in_row * t.pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
@@ -134,13 +130,7 @@ class GpuDepthwise(GpuConv):
             op,
             soc,
             launch("conv2d_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
-            macros={
-                "PIXELS": choice["pixels"],
-                "KERNEL_W": op.kernel.w,
-                "STRIDE_W": op.stride.w,
-                "DILATION_W": op.dilation.w,
-                **span_macros(op, choice["pixels"]),
-            },
+            macros=window_macros(op, choice["pixels"]),
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
 
@@ -191,14 +181,7 @@ class GpuDepthwisePixels(GpuConv):
             op,
             soc,
             launch("conv2d_depthwise_pixels", grid, *WEIGHTED, **sizes),
-            macros={
-                "PIXELS": choice["pixels"],
-                "KERNEL_H": op.kernel.h,
-                "KERNEL_W": op.kernel.w,
-                "STRIDE_W": op.stride.w,
-                "DILATION_W": op.dilation.w,
-                **span_macros(op, choice["pixels"]),
-            },
+            macros={"KERNEL_H": op.kernel.h, **window_macros(op, choice["pixels"])},
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
 

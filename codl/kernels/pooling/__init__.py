@@ -24,8 +24,8 @@ from codl.kernels.kernel import (
     launch,
     of_every_storage,
     span,
-    span_macros,
     window_args,
+    window_macros,
 )
 from codl.kernels.tiling import ceil_div, holds, round_up, texels
 
@@ -138,10 +138,9 @@ class GpuDirect(ColumnKernel):
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
             kernel, tiles = "pool2d_rows", "tiles"
-            unrolled = ["kernel_w", "stride_w", "dilation_w"]
-            unrolled += ["kernel_h", "dilation_h"] * soc.gpu.is_cpu
-            macros |= {"PIXELS": choice["pixels"]} | {n.upper(): window[n] for n in unrolled}
-            macros |= span_macros(op, int(choice["pixels"]))
+            macros |= window_macros(op, choice["pixels"])
+            if soc.gpu.is_cpu:
+                macros |= {"KERNEL_H": op.kernel.h, "DILATION_H": op.dilation.h}
         numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
         pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)
