@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.ir import Layer, Network, Op
+from codl.ir import Layer, Network
 from codl.ir.executable import Executable
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Plan
 from codl.ir.records.results import Fallback
-from codl.ir.records.soc import Soc
-from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
-from codl.kernels import registry
+from codl.ir.types import Processor, arithmetic_of
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Progress, no_progress
 from codl.measure.closeness import Closeness, closeness, is_right, worst
@@ -399,37 +397,3 @@ def validate(
         samples_left=len(tested.samples) - len(whole.samples),
         limit=limit,
     )
-
-
-def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan:
-    """The plan with the GPU's variants replaced by their equivalents at a precision.
-
-    Variants without an equivalent stay. The scan of ranges starts from this plan, which has no
-    predictions. Raises like `Soc.at`.
-    """
-    ops = {layer.name: layer.op for layer in network.layers}
-    at = soc.at(precision)
-
-    def changed(chain: Chain) -> Chain:
-        variants = {
-            name: {side: _at(ops[name], variant, at) if side == "gpu" else variant
-                   for side, variant in by_side.items()}
-            for name, by_side in chain.variants.items()
-        }  # fmt: skip
-        return replace(chain, variants=variants)
-
-    chains = tuple(changed(chain) for chain in plan.chains)
-    return replace(plan, chains=chains, predicted_ms=None, predicted_mj=None)
-
-
-def _at(op: Op, name: str, soc: Soc) -> str:
-    """Name of the equivalent variant at a SoC's precision; `name` itself where none fits."""
-    variant: Any = registry.find(op, name)
-    storage = Storage(variant.storage.layout, soc.gpu.element)  # type: ignore[arg-type]
-    base = name.removesuffix(ARITHMETIC[variant.arithmetic]).removesuffix(variant.storage.suffix)
-    candidates: dict[str, Any] = {v.name: v for v in registry.of_kind(op.kind, "gpu")}
-    for ending in dict.fromkeys((ARITHMETIC[soc.gpu.arithmetic], "")):  # type: ignore[index]
-        same = candidates.get(base + storage.suffix + ending)
-        if same is not None and same.storage == storage and not same.refusal(op, soc):
-            return str(same.name)
-    return name

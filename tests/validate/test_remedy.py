@@ -25,7 +25,7 @@ from codl.measure.check_variants import OPS
 from codl.plan.build_plan import for_soc, preferring
 from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import ModelUnderTest, to_precision, validate
+from codl.validate.validation import ModelUnderTest, validate
 
 #: Ops of some kinds, of which those with a convolution have several variants on the GPU.
 KINDS = ("conv2d", "eltwise", "matmul", "softmax")
@@ -198,7 +198,7 @@ def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> 
         layers[number] = replace(own, weights=weights)
     network = replace(network, layers=tuple(layers))
     bench = bench_of(network, image(network), first_soc)
-    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
+    plan = preferring(network, first_soc.at("half_storage"), "gpu")
     assert all(own["gpu"].endswith("_fp16") for own in variants_of(plan).values())
     found = validate(bench, plan)
     verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
@@ -219,7 +219,7 @@ def test_a_model_that_drifts_has_the_fewest_ops_in_float32(first_soc: LocalSoc) 
     """Every op is right for halves, and the outputs are wanted closer than halves give them."""
     network = row(6)
     bench = bench_of(network, image(network), first_soc)
-    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
+    plan = preferring(network, first_soc.at("half_storage"), "gpu")
     loose = validate(bench, plan, cosine=0.999)
     assert loose.ok
     wanted = 1 - (1 - loose.whole.worst.cosine) / 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import prod
@@ -104,11 +104,6 @@ class GemmProblem:
         """Blocks of four inputs in one sum."""
         return self.taps * self.in_blocks
 
-    @property
-    def weights(self) -> int:
-        """Weight blocks of four by four."""
-        return self.batches * self.depth * self.out_blocks
-
 
 @dataclass(frozen=True)
 class GemmCut:
@@ -131,12 +126,8 @@ class GemmCut:
         return self.tn * self.items_n
 
     @property
-    def team_items(self) -> int:
-        return self.items_m * self.items_n
-
-    @property
     def items(self) -> int:
-        return self.team_items * self.teams
+        return self.items_m * self.items_n * self.teams
 
     @property
     def local_bytes(self) -> int:
@@ -145,23 +136,10 @@ class GemmCut:
         return 16 * max(steps, sums if self.teams > 1 else 0)
 
     @property
-    def a_loads(self) -> int:
-        """Vectors of four pixels that a work-item loads per step."""
-        return ceil_div(self.depth * self.tile_m, self.team_items)
-
-    @property
-    def b_loads(self) -> int:
-        """Vectors of four weights that a work-item loads per step."""
-        return ceil_div(self.depth * self.tile_n, self.team_items)
-
-    @property
-    def loads(self) -> int:
-        return self.a_loads + self.b_loads
-
-    @property
-    def registers(self) -> int:
-        """Registers of a work-item: sums, weights of a block, pending loads, and 40 others."""
-        return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
+    def loads(self) -> tuple[int, int]:
+        """Vectors of four pixels, and of four weights, that a work-item loads per step."""
+        items = self.items_m * self.items_n
+        return ceil_div(self.depth * self.tile_m, items), ceil_div(self.depth * self.tile_n, items)
 
     def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
         """True where sums, weights of a block and pending loads fit the registers.
@@ -170,7 +148,7 @@ class GemmCut:
         compiler does not pack window positions.
         """
         window = 0 if product.taps == 1 else 4
-        sums, factors = self.tm * self.tn, 4 * (self.tn + self.loads)
+        sums, factors = self.tm * self.tn, 4 * (self.tn + sum(self.loads))
         if product.halves:
             return bool(holds(gpu, 2 * (sums + window) + factors // 2))
         return bool(holds(gpu, sums + factors + window))
@@ -178,7 +156,7 @@ class GemmCut:
     @property
     def macros(self) -> dict[str, int | bool]:
         sizes = {name.upper(): size for name, size in asdict(self).items() if name != "splits"}
-        loads = {"A_LOADS": self.a_loads, "B_LOADS": self.b_loads}
+        loads = dict(zip(("A_LOADS", "B_LOADS"), self.loads, strict=True))
         return {**sizes, **loads, "RAW": self.splits > 1}
 
     def steps(self, product: GemmProblem) -> int:
@@ -290,12 +268,14 @@ class GemmCut:
         groups = ceil_div(prod(self.groups(product)), gpu.compute_units)
         unit = architecture_of(gpu)
         local = (unit.unit_local_bytes or gpu.local_mem_bytes) // self.local_bytes
-        taken = min(self.registers, unit.registers - 1) * self.items
+        # Sums, weights of a block, pending loads, and 40 others.
+        registers = self.tm * self.tn + 4 * self.tn + 4 * sum(self.loads) + 40
+        taken = min(registers, unit.registers - 1) * self.items
         together = max(1, min(groups, unit.unit_registers // taken, local, 32))
         macs = MAC_CYCLES * self.tm * self.tn * 4 * self.depth * self.items / 128
         moved = 16 * self.depth * (self.tile_m + self.tile_n) * self.teams * BYTE_CYCLES
         # Instructions for addresses: more where a window reaches into the padding.
-        address = self.items * (4.3 + 2.2 * self.loads) / 32
+        address = self.items * (4.3 + 2.2 * sum(self.loads)) / 32
         work = (macs**3 + moved**3) ** (1 / 3) + address * (1.66 if product.taps > 1 else 1)
         around = GROUP_CYCLES + (106 * self.tn if self.teams > 1 else 0)
 
@@ -304,7 +284,8 @@ class GemmCut:
             return self.steps(product) * step + around
 
         sums = product.count * product.pixels * product.out_blocks * self.splits
-        cycles = 0.016 * product.weights + 0.0032 * sums + groups // together * batch(together)
+        weights = product.batches * product.depth * product.out_blocks
+        cycles = 0.016 * weights + 0.0032 * sums + groups // together * batch(together)
         if rest := groups % together:
             cycles += batch(rest)
         if self.splits > 1 and product.batches == 1:
@@ -325,22 +306,19 @@ def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
 
     Sums fit the registers, and work-groups the size limit of kernels with many registers.
     """
-    every = _fitting(product, gpu, SHAPES) or _fitting(product, gpu, [SMALLEST])
-    return tuple(sorted(every, key=lambda cut: cut.cost(product, gpu)))
-
-
-def _fitting(
-    product: GemmProblem, gpu: GpuSide, shapes: Iterable[Mapping[str, int]]
-) -> list[GemmCut]:
-    every = (GemmCut(**shape, splits=splits) for shape in shapes for splits in SPLITS)
-    return [
-        cut
-        for cut in every
-        if cut.items <= most_items(gpu)
-        and cut.fits(product, gpu)
-        and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
-        and (cut.splits == 1 or cut.can_split(product, gpu))
-    ]
+    for shapes in (SHAPES, (SMALLEST,)):
+        every = (GemmCut(**shape, splits=splits) for shape in shapes for splits in SPLITS)
+        fitting = [
+            cut
+            for cut in every
+            if cut.items <= most_items(gpu)
+            and cut.fits(product, gpu)
+            and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
+            and (cut.splits == 1 or cut.can_split(product, gpu))
+        ]
+        if fitting:
+            return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))
+    return ()
 
 
 def refuse_width(soc: Soc) -> str | None:

@@ -195,39 +195,22 @@ class ImageWinogradTiling:
     tile: Column
     tiles: Column
     tiles_w: Column
-    in_channels: Column
+    in_blocks: Column
     out_blocks: Column
     grid: Grid
 
     @property
-    def count(self) -> Column:
-        return (self.tile + 2) ** 2
-
-    @property
-    def in_blocks(self) -> Column:
-        return ceil_div(self.in_channels, TEXEL)
-
-    @property
-    def groups(self) -> Column:
-        return ceil_div(self.tiles, 4)
-
-    @property
     def points(self) -> tuple[Column, Column]:
         """Width and height of the image of the transformed input."""
-        return self.tiles, self.count * self.in_blocks
+        return self.tiles, (self.tile + 2) ** 2 * self.in_blocks
 
     @property
     def sums(self) -> tuple[Column, Column]:
-        return self.tiles, self.count * self.out_blocks
+        return self.tiles, (self.tile + 2) ** 2 * self.out_blocks
 
     def fits(self, soc: Soc) -> NDArray[np.bool_]:
         weights = TEXEL * self.in_blocks, self.sums[1]
         return fits(soc, *self.points) & fits(soc, *self.sums) & fits(soc, *weights)
-
-
-def _transforms_large(soc: Soc) -> bool:
-    """True where registers hold the 36 texels of a tile for 16 outputs."""
-    return bool(holds(soc.gpu, 36 * TEXEL))
 
 
 class GpuImageWinograd(GpuConv):
@@ -256,7 +239,8 @@ class GpuImageWinograd(GpuConv):
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         tile = np.array(TILES, np.float64)[:, None]
         order = np.arange(len(TILES), dtype=np.float64)[:, None]
-        fits = self.cut(ops, soc, {"tile": tile}).fits(soc) & ((tile == 2) | _transforms_large(soc))
+        holds_large = bool(holds(soc.gpu, 36 * TEXEL))  # the texels of a tile for 16 outputs
+        fits = self.cut(ops, soc, {"tile": tile}).fits(soc) & ((tile == 2) | holds_large)
         if self.arithmetic == "float16":
             fits &= tile <= MOST_HALF_TILE
         return {"tile": tile}, np.where(fits, order, np.inf)
@@ -269,7 +253,7 @@ class GpuImageWinograd(GpuConv):
             tile=choice["tile"],
             tiles=tiles,
             tiles_w=tiles_w,
-            in_channels=ops.ic,
+            in_blocks=ceil_div(ops.ic, TEXEL),
             out_blocks=out_blocks,
             grid=Grid.of(ceil_div(tiles, 4), others, 1, soc, choice=choice, wide=WIDE),
         )
@@ -279,7 +263,7 @@ class GpuImageWinograd(GpuConv):
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
-        products = t.groups * t.out_blocks * t.count
+        products = ceil_div(t.tiles, 4) * t.sums[1]
         on_cpu = {"work_items": products, "waves": waves(products, soc)}
         return {
             "padded_macs": products * t.in_blocks * 4 * TEXEL * TEXEL,
