@@ -48,7 +48,7 @@ from codl.kernels.source import (
 from codl.kernels.tiling import image_refusal
 from codl.lower.partition import PartitionedPlan
 
-#: A stage number beyond every stage.
+#: A stage number beyond every stage, also of tensors that a processor holds and does not use.
 NEVER = 1 << 30
 #: Buffers of one kind: their place, and the size where they are images.
 Kind: TypeAlias = tuple[Place, ImageSize | None]
@@ -59,10 +59,6 @@ class Lifetime(NamedTuple):
 
     first: int
     last: int
-
-
-#: The lifetime of a tensor that a processor holds and does not use.
-UNUSED = Lifetime(NEVER, NEVER)
 
 
 def lifetimes(
@@ -198,7 +194,7 @@ class NetworkMemory:
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
 
     def _life(self, processor: Processor, name: str) -> Lifetime:
-        return self._lives[processor].get(name, UNUSED)
+        return self._lives[processor].get(name, Lifetime(NEVER, NEVER))
 
 
 T = TypeVar("T", bound=Hashable)

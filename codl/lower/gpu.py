@@ -67,12 +67,8 @@ class Work:
         return (self.part,) if self.add is None else (self.part, self.add)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(part.layer.name for part in self.parts)
-
-    @property
     def label(self) -> str:
-        return " + ".join(self.names)
+        return " + ".join(part.layer.name for part in self.parts)
 
     @property
     def result(self) -> Part:
@@ -192,6 +188,26 @@ class KernelLowering:
     def __init__(self, assembly: Assembly, arena: Arena, soc: Soc) -> None:
         self._assembly, self._arena, self._soc = assembly, arena, soc
 
+    def compute(
+        self,
+        plan: KernelPlan,
+        arguments: Mapping[TensorArg, tuple[Tensor, Region]],
+        weights: Weights,
+        choice: Choice | None,
+        **described: Any,
+    ) -> None:
+        """Emit the launches of a kernel plan as a step; `described` are fields of its `GpuOp`.
+
+        The output is the last of the `arguments`, which are as in `launch`.
+        """
+        constants = self._constants(plan, described["ops"], described["variant"], weights)
+        *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
+        chosen = None if choice is None else dict(choice)
+        gpu_op = GpuOp(
+            **described, choice=chosen, reads=tuple(reads), writes=writes, constants=constants
+        )
+        self.launch(plan, arguments, step=self._assembly.step(gpu_op), constants=constants)
+
     def launch(
         self,
         plan: KernelPlan,
@@ -249,7 +265,7 @@ class KernelLowering:
         for buffer in scratch.values():
             self._arena.give(buffer)
 
-    def constants(
+    def _constants(
         self, plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
     ) -> int | None:
         """Add the packed weights of a kernel plan; None for kernels that read no weights.
@@ -383,21 +399,16 @@ class GpuLowering:
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
         weights = work.part.layer.op.restrict_weights(work.part.layer.weights, work.part.region)
-        ops = tuple(to_text(part.op) for part in work.parts)
-        constants = self._kernels.constants(plan, ops, selection.variant.name, weights)
-        *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
-        gpu_op = GpuOp(
+        self._kernels.compute(
+            plan,
+            arguments,
+            weights,
+            selection.choice,
             label=work.label,
-            layers=work.names,
-            ops=ops,
+            layers=tuple(part.layer.name for part in work.parts),
+            ops=tuple(to_text(part.op) for part in work.parts),
             variant=selection.variant.name,
-            choice=None if selection.choice is None else dict(selection.choice),
-            reads=tuple(reads),
-            writes=writes,
-            constants=constants,
         )
-        step = self._assembly.step(gpu_op)
-        self._kernels.launch(plan, arguments, step=step, constants=constants)
         output = result.layer.output
         if stored is not target:
             self._copy(target, stored, result.region, result.region)
