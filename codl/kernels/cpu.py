@@ -24,7 +24,7 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.records.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels.base import Backend, Choice, work
-from codl.kernels.feature_columns import ChoiceColumns, single
+from codl.kernels.tiling import ChoiceColumns, single
 
 
 @dataclass(frozen=True)

@@ -32,28 +32,23 @@ from codl.ir.types import (
     Processor,
     Storage,
 )
-from codl.kernels.base import (
-    ApartArg,
-    Arg,
-    Backend,
-    Choice,
-    KernelLaunch,
-    KernelPlan,
-    TensorArg,
-    no_constants,
-)
-from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
+from codl.kernels import base
+from codl.kernels.base import ApartArg, Choice, KernelLaunch, KernelPlan, TensorArg, no_constants
 from codl.kernels.source import MOST_UNROLLED
 from codl.kernels.tiling import (
     GROUP,
     TEXEL,
+    ChoiceColumns,
     base_defines,
     ceil_div,
+    first_choice,
     group_shapes,
     image_refusal,
     item_grid,
     rounds,
+    single,
     strip,
+    unique,
     waves,
 )
 
@@ -133,7 +128,7 @@ class Grid:
         return size, local, used
 
 
-def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
+def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLaunch:
     """A launch over `sizes`, with tensors and constants first, then named numbers.
 
     The names are the kernel's parameters, in order; a column must have length 1.
@@ -172,7 +167,7 @@ class Kernel:
     #: Device types on which it should compute a following add (see `adding`).
     adds_on: ClassVar[frozenset[str]] = frozenset()
     processor: ClassVar[Processor] = "gpu"
-    backend: ClassVar[Backend] = "opencl"
+    backend: ClassVar[base.Backend] = "opencl"
     is_plannable: ClassVar[bool] = True
     transforms_weights: ClassVar[bool] = False
     op_columns: ClassVar[type[Columns] | None] = None

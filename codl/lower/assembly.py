@@ -15,36 +15,16 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import structs
 
+from codl.ir import executable
 from codl.ir.constants import Arrays, Constants
-from codl.ir.executable import (
-    FLAG_BYTES,
-    VERSION,
-    WITH_FLAGS,
-    Access,
-    Buffer,
-    Command,
-    Executable,
-    Launch,
-    Net,
-    Place,
-    Program,
-    Raise,
-    Step,
-    Tensor,
-)
+from codl.ir.executable import Buffer, Command, Executable, Net, Place, Program, Step, Tensor
 from codl.ir.network import Network
 from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
+from codl.kernels import source
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import (
-    FLAG_KERNEL,
-    FLAG_SOURCE,
-    compile_options,
-    flag_options,
-    flag_text,
-    source_text,
-)
+from codl.kernels.source import FLAG_SOURCE, compile_options, flag_options, flag_text, source_text
 from codl.kernels.tiling import image_refusal
 from codl.lower.partition import PartitionedPlan
 
@@ -235,8 +215,8 @@ class Assembly:
         self.buffers.append(Buffer(place, size, image))
         return len(self.buffers) - 1
 
-    def access(self, tensor: Tensor, region: Region) -> Access:
-        return Access(self.tensors.number(tensor), region)
+    def access(self, tensor: Tensor, region: Region) -> executable.Access:
+        return executable.Access(self.tensors.number(tensor), region)
 
     def program(self, plan: KernelPlan) -> int:
         return self._program(plan.source, source_text(plan), compile_options(plan.defines))
@@ -270,15 +250,15 @@ class Assembly:
 
     def signal(self, event: int) -> None:
         last = self.commands.pop()
-        assert isinstance(last, Launch)
+        assert isinstance(last, executable.Launch)
         self.emit(structs.replace(last, signals=event))
 
     def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
         """Emit a flag that signals an event once all commands before it are done."""
         options = flag_options(soc.gpu.opencl_version)
         program = self._program(FLAG_SOURCE, flag_text(), options)
-        buffer = self.buffer("flag", FLAG_BYTES)
-        self.emit(Raise(step, program, FLAG_KERNEL, buffer, event))
+        buffer = self.buffer("flag", executable.FLAG_BYTES)
+        self.emit(executable.Raise(step, program, source.FLAG_KERNEL, buffer, event))
 
     def executable(self, **ports: Any) -> Executable:
         """The executable of all parts; the older format version where it has no flags."""
@@ -291,7 +271,7 @@ class Assembly:
             nets=tuple(self.nets),
             steps=tuple(self.steps),
             tensors=self.tensors.values,
-            version=WITH_FLAGS if has_flags else VERSION,
+            version=executable.WITH_FLAGS if has_flags else executable.VERSION,
             **ports,
         )
 

@@ -16,34 +16,16 @@ from typing import Any
 from msgspec import structs
 
 from codl.errors import CodlError, NoKernelError
-from codl.ir.executable import (
-    Argument,
-    Constant,
-    GpuOp,
-    Launch,
-    Refusal,
-    Relayout,
-    Scratch,
-    Slice,
-    Tensor,
-)
+from codl.ir import executable
+from codl.ir.executable import Constant, GpuOp, Launch, Refusal, Relayout, Scratch, Slice, Tensor
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.plan import Chain
 from codl.ir.records.soc import Soc
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, Storage
-from codl.kernels import registry
-from codl.kernels.base import (
-    ENDS,
-    ApartArg,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    ScratchArg,
-    TensorArg,
-)
+from codl.kernels import base, registry
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.kernel import Kernel
 from codl.kernels.layout import transform
 from codl.kernels.source import compile_options, source_digest
@@ -232,7 +214,7 @@ class KernelLowering:
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
         program = self._assembly.program(plan)
 
-        def value(arg: Arg, image: int) -> Argument:
+        def value(arg: Arg, image: int) -> executable.Argument:
             """The value of an argument of a launch that computes from `image` on."""
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
@@ -244,7 +226,7 @@ class KernelLowering:
                 return Constant(constants, arg.name, arg.name in plan.images)
             if isinstance(arg, ScratchArg):
                 return Scratch(scratch[arg.name])
-            if isinstance(arg, ApartArg):
+            if isinstance(arg, base.ApartArg):
                 tensor, region = tensors[arg.tensor]
                 return tensor.image_stride if region.images.size > 1 else 0
             return float(arg) if isinstance(arg, float) else int(arg)

@@ -28,8 +28,8 @@ from codl.ir.ops.matmul import (
 )
 from codl.ir.ops.window import Pool2d, PoolColumns, WindowColumns
 from codl.ir.records.soc import Soc
-from codl.kernels import feature_columns as caches
 from codl.kernels import registry
+from codl.kernels import tiling as caches
 from codl.kernels.conv2d.cpu import DIRECT, TILES, WINOGRAD, usual_tile
 from codl.kernels.cpu import CpuKernel, NcnnLayer
 from codl.kernels.tuning import Tuning

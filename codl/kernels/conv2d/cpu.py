@@ -18,21 +18,9 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.ops.window import Size2
 from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
-from codl.kernels.cpu import (
-    NO_GEMM,
-    NO_WINOGRAD,
-    SHAPE_HINT,
-    CpuKernel,
-    NcnnLayer,
-    NcnnValue,
-    OrtPlan,
-    Shifts,
-    node,
-    of_onnx,
-    window_layer,
-)
-from codl.kernels.feature_columns import FIRST_LEVEL, beyond, by_level, halvings, packed_vectors
-from codl.kernels.tiling import ceil_div
+from codl.kernels import cpu
+from codl.kernels.cpu import NO_WINOGRAD, CpuKernel, NcnnLayer, OrtPlan, node, of_onnx, window_layer
+from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, ceil_div, halvings, packed_vectors
 
 #: With at most this many channels on both sides, ncnn always uses its direct kernels.
 SMALL = 16
@@ -48,7 +36,7 @@ def ncnn_layer(
     """An ncnn convolution without the algorithms that `switched_off` names as bits."""
     pads = {4: op.pad.left, 15: op.pad.right, 14: op.pad.top, 16: op.pad.bottom}
     # Without the hint, ncnn chooses a Winograd tile by channels alone.
-    more: dict[int, NcnnValue] = {SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c)}
+    more: dict[int, cpu.NcnnValue] = {cpu.SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c)}
     if switched_off:
         more[31] = switched_off
     # Without packing, ncnn assumes its own channel stride when it splits groups.
@@ -223,7 +211,7 @@ def summed(layer: NcnnLayer, op: Conv2d) -> NcnnLayer:
     crops = tuple(
         {0: SIDE * x, 1: SIDE * y, 2: 0, **size} for y in range(down) for x in range(across)
     )
-    return replace(layer, shifts=Shifts(padding, crops), arrange=_arranged)
+    return replace(layer, shifts=cpu.Shifts(padding, crops), arrange=_arranged)
 
 
 def inner_columns(ops: ConvColumns) -> ConvColumns:
@@ -441,7 +429,7 @@ GEMM = CpuKernel(
 )
 DIRECT = CpuKernel(
     "conv2d",
-    lambda op: ncnn_layer(op, NO_GEMM | NO_WINOGRAD),
+    lambda op: ncnn_layer(op, cpu.NO_GEMM | NO_WINOGRAD),
     _count_direct,
     ConvColumns,
     _refuse_direct,

@@ -19,17 +19,8 @@ from codl.ir.records.soc import Soc
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
-from codl.kernels.feature_columns import (
-    FIRST_LEVEL,
-    ChoiceColumns,
-    beyond,
-    by_level,
-    gpu_cache_bytes,
-    least,
-    unique,
-)
 from codl.kernels.kernel import Grid, launch, window_args
-from codl.kernels.tiling import holds, is_card
+from codl.kernels.tiling import FIRST_LEVEL, ChoiceColumns, beyond, by_level, is_card, least, unique
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
 CACHE_SHARE = 0.5
@@ -110,7 +101,7 @@ class GpuDirect(GpuConv):
             return np.arange(len(pixels), dtype=np.float64)[:, None]
         # Sums, doubled if float16 has separate sums; then inputs, weights and the rest.
         sums = 4 * pixels * outs * (2 if self.arithmetic == "float16" else 1)
-        fits = holds(soc.gpu, sums + 4 * pixels + 16)
+        fits = tiling.holds(soc.gpu, sums + 4 * pixels + 16)
         loads = (1.5 * pixels + 4 * outs) / (pixels * outs)
         return np.where(fits, np.argsort(np.argsort(loads[:, 0]))[:, None], np.inf)
 
@@ -130,7 +121,7 @@ class GpuDirect(GpuConv):
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
-        width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
+        width, cache = soc.gpu.vector_width, tiling.gpu_cache_bytes(soc)
         ops = joined_columns(ops, width)
         groups = t.grid.others
         tiles = t.tiles * groups

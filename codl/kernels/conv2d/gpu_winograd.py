@@ -18,18 +18,11 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
-from codl.kernels import tiling
-from codl.kernels.base import (
-    ENDS,
-    WEIGHTED,
-    Choice,
-    ConstantArg,
-    KernelLaunch,
-    KernelPlan,
-    ScratchArg,
-)
+from codl.kernels import base, tiling
+from codl.kernels.base import WEIGHTED, Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
-from codl.kernels.feature_columns import (
+from codl.kernels.kernel import REAL_GPU, Grid, launch
+from codl.kernels.tiling import (
     THIRD_LEVEL,
     ChoiceColumns,
     beyond,
@@ -37,11 +30,13 @@ from codl.kernels.feature_columns import (
     first_choice,
     gpu_cache_bytes,
     in_order,
+    is_card,
+    item_grid,
     least,
+    round_up,
+    rounds,
     unique,
 )
-from codl.kernels.kernel import REAL_GPU, Grid, launch
-from codl.kernels.tiling import is_card, item_grid, round_up, rounds
 
 #: Points per side by window and stride, one for each tile size; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
@@ -449,7 +444,7 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ..
         grid = ((parts, workers), (1, 1))
         args, sizes = (*WEIGHTED, ScratchArg("tiles")), {"item_floats": floats, **counts, **blocks}
         return (launch("conv2d_winograd", grid, *args, **sizes, **before, **after),)
-    source, target = ENDS
+    source, target = base.ENDS
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
     # A work-item transforms one channel of one tile.
     lanes = tiles * soc.gpu.vector_width

@@ -11,9 +11,9 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.ops.window import Pool2d, PoolColumns
 from codl.ir.records.soc import Soc
+from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, packed_vectors
 from codl.kernels.kernel import (
     BLOCKS,
     IMAGES,
@@ -27,7 +27,7 @@ from codl.kernels.kernel import (
     window_args,
     window_macros,
 )
-from codl.kernels.tiling import ceil_div, holds, round_up, texels
+from codl.kernels.tiling import by_level, ceil_div, holds, packed_vectors, round_up, texels
 
 #: The most input columns collected together, by vector width: as many as fit the registers.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}
@@ -94,7 +94,7 @@ class GpuDirect(ColumnKernel):
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4)
         return [{"pixels": p, "strip": s} for p in (*fitting[:4], 0) for s in strips]
 
-    def default_columns(self, ops: PoolColumns, soc: Soc) -> ChoiceColumns:
+    def default_columns(self, ops: PoolColumns, soc: Soc) -> tiling.ChoiceColumns:
         most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
         if not soc.gpu.is_cpu:
             for size in (1, 2, 4):
@@ -128,7 +128,7 @@ class GpuDirect(ColumnKernel):
             "tiles": t.tiles * t.blocks,
             "single_pixel_tiles": t.tiles * t.blocks * (t.pixels == 1),
             **t.grid.features,
-            **by_level("moved", moved, gpu_cache_bytes(soc)),
+            **by_level("moved", moved, tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
