@@ -177,26 +177,18 @@ class Kernel:
     #: Choices of tuning parameters, the default first; `items` are those of a work-group.
     tried: ClassVar[tuple[Choice, ...]] = ({},)
 
+    #: Name of the unmeasured variant for the same ops among planar tensors, if any.
+    planar_fallback: str | None = None
+
     def __init__(self, storage: Storage | None = None, arithmetic: Element = "float32") -> None:
         self.storage = self.storages[0] if storage is None else storage
         self.arithmetic = arithmetic
         self.name = f"{self.base_name}{self.storage.suffix}{ARITHMETIC[arithmetic]}"
         self.takes_batch = self.batches and not self.in_images
 
-    @classmethod
-    def arithmetics(cls, storage: Storage) -> tuple[Element, ...]:
-        """Types in which the kernel can multiply tensors of a storage."""
-        is_half = cls.multiplies_halves and storage.element == "float16"
-        return ("float16", "float32") if is_half else ("float32",)
-
     @property
     def in_images(self) -> bool:
         return self.storage.layout == "image"
-
-    @property
-    def planar_fallback(self) -> str | None:
-        """Name of the unmeasured variant for the same ops among planar tensors, if any."""
-        return None
 
     def changes_nonfinite(self, op: Any) -> bool:
         groups = getattr(op, "groups", 1)
@@ -276,12 +268,15 @@ class Kernel:
         arguments = dict.fromkeys(arg for each in launches for arg in each.args)
         is_planar = self.storage.layout == "planar"
         in_halves = self.storage.element == "float16" and not is_planar
+        is_half = self.arithmetic == "float16"
+        by_mesa = is_half and self.in_images and soc.gpu.platform == MESA
+        flags = {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa, **(macros or {})}
         return KernelPlan(
             source=source or self.source,
             launches=launches,
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                **defined({**self._arithmetic_macros(soc), **(macros or {})}),
+                **{k: int(v) if v is True else v for k, v in flags.items() if v is not False},
             },
             pack=partial(_halved, pack) if in_halves else pack,
             scratch=scratch or {},
@@ -293,11 +288,6 @@ class Kernel:
             },
             whole_batch=is_planar or self.takes_batch,
         )
-
-    def _arithmetic_macros(self, soc: Soc) -> dict[str, bool]:
-        is_half = self.arithmetic == "float16"
-        by_mesa = is_half and self.in_images and soc.gpu.platform == MESA
-        return {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa}
 
     def width(self, soc: Soc) -> int:
         """Channels of a block or texel."""
@@ -360,12 +350,6 @@ def _halved(
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in pack(weights).items()}
 
 
-def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | float | str]:
-    return {
-        name: 1 if value is True else value for name, value in macros.items() if value is not False
-    }
-
-
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
     """Variants of all entries by storage, buffers first, then in order of the entries.
 
@@ -373,12 +357,14 @@ def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
     """
     storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
     in_order = sorted(storages, key=lambda storage: storage in IMAGES)
+    arithmetics: tuple[Element, ...] = ("float16", "float32")
     return [
         entry(storage, arithmetic)
         for storage in in_order
         for entry in entries
         if storage in entry.storages
-        for arithmetic in entry.arithmetics(storage)
+        for arithmetic in arithmetics
+        if arithmetic == "float32" or (entry.multiplies_halves and storage.element == "float16")
     ]
 
 

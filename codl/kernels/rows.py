@@ -262,7 +262,7 @@ class GpuBlockedNorm(Kernel):
             between = {"pieces": pieces, "folded": FOLDED, "parts": parts}
             launches.append(launch("norm_fold", fold, SUMS, **between))
             scratch["folded"], summed = sum_bytes * parts, FOLDED
-        tensors = (*_inputs(op), ENDS[1], summed)
+        tensors: tuple[Any, ...] = (*_inputs(op), ENDS[1], summed)
         last = {"per_element": 1.0 / pixels, "epsilon": float(op.epsilon)}
         launches.append(launch("norm_channels", sizes, *tensors, parts=parts, **cut, **last))
         macros = {"CENTER": op.center, "AFFINE": op.affine}

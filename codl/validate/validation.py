@@ -317,10 +317,10 @@ class Validation:
             "processor": part.processor,
             "part": str(part.region),
             "variant": part.variant,
-            "layout": part.layout,
+            "layout": part.storage.layout,
             # Element types in which the part stores, multiplies and accumulates.
             "precision": {
-                "stored": part.stored,
+                "stored": part.storage.element,
                 "computed": arithmetic_of(part.variant),
                 "accumulated": "float32",
             },
