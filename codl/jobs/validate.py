@@ -144,7 +144,7 @@ def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "ok": validation.ok,
         "diagnosis": validation.diagnosis,
         "left": {
-            "ops": [check.part.label for check in validation.ops.checks if not check.is_reached],
+            "ops": [check.part.label for check in validation.checks if not check.is_reached],
             "samples": validation.samples_left,
         },
         "first_bad": None if bad is None else bad.part.layer.name,
@@ -163,7 +163,7 @@ def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "outputs": asdict(validation.whole.worst),
         "cosine": validation.whole.worst.cosine,
         "max_rel_err": validation.whole.worst.max_rel_err,
-        "accumulated_lost": validation.ops.lost,
+        "accumulated_lost": validation.lost,
         "fallbacks": [asdict(refused) for refused in validation.whole.refused],
         "placement": [asdict(op) for op in validation.placed],
         "ops": validation.rows(),

@@ -10,8 +10,8 @@ op runs alone, as in `codl validate`, to tell a wrong op from a model that drift
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -114,7 +114,8 @@ def checked_engine(
     if source is None:
         return engine
     begin = perf_counter()
-    with _closed_on_error(engine):
+    with ExitStack() as on_error:
+        on_error.callback(engine.close)
         slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
@@ -123,8 +124,9 @@ def checked_engine(
             raise wrong(network, str(checked.fallbacks[0]))
         if checked is None:
             check_order(engine.executable)
+        on_error.pop_all()
     if checked is None:
-        model = ModelAndSource.again(source, network)
+        model = ModelAndSource(network, source.read())
         engine, checked = _Comparison(model, builder, engine.plan).run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
@@ -168,13 +170,15 @@ class _Comparison:
         """A right engine, with fallbacks if needed, and the verdict."""
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
-            with _closed_on_error(engine):
+            with ExitStack() as on_error:
+                on_error.callback(engine.close)
                 close, miss = self._compare(engine)
                 while miss is not None and miss[1] not in self._noise:
                     self._find_noise(miss[1])
                     close, miss = self._compare(engine)
                 if miss is not None and self._least:
                     raise wrong(self._model.network, close)
+                on_error.pop_all()
             if miss is None:
                 return engine, self._verdict(close, fallbacks)
             engine.close()
@@ -294,7 +298,7 @@ class _Comparison:
             checked = validate(tested, plan, limit=self._least, budget=time)
             if not checked.is_wrong:
                 # Right ops with a wrong tensor between them: a transfer or a copy loses it.
-                so_far = checked.ops.accumulated.values()
+                so_far = checked.accumulated.values()
                 if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
                 checked = replace(checked, limit=limit)
@@ -379,12 +383,3 @@ def tell(name: str, checked: Checked, *, is_new: bool) -> None:
         if checked.reference:
             text = f"compared with {checked.reference}, as codl reads the model. {checked.reason}"
         warnings.warn(f"{name} was {text}.", CodlWarning, stacklevel=4)
-
-
-@contextmanager
-def _closed_on_error(engine: Engine) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        engine.close()
-        raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import nan
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.frontend.convert import Source, load_with_source
+from codl.frontend.convert import load_with_source
 from codl.frontend.graph import weights
 from codl.frontend.graph.integer_products import reference_session
 from codl.frontend.graph.onnx_import import generations, said_by_onnx_runtime
@@ -59,11 +58,6 @@ class ModelAndSource:
     ) -> ModelAndSource:
         """Load a model like `codl.frontend.convert.load_network`, and keep its source."""
         return cls(*load_with_source(model, batch, shapes))
-
-    @classmethod
-    def again(cls, source: Source, network: Network) -> ModelAndSource:
-        """A network with its source, read again."""
-        return cls(network, source.read())
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -396,11 +390,6 @@ def check(part: OpPart, tensors: Mapping[str, Array], expected: Exact, target: T
     elif close.max_rel_err > OF_HALVES:
         verdict = "wrong"
     return OpCheck(part, verdict, close, limit)
-
-
-def not_reached(part: OpPart) -> OpCheck:
-    """The verdict on a part that was not run for want of time."""
-    return OpCheck(part, "not reached", Closeness(nan, nan), tolerance(part.kernel))
 
 
 def _run(part: OpPart, inputs: Sequence[Array], target: Target) -> Array:

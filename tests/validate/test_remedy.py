@@ -44,8 +44,8 @@ def test_kernels_of_every_kind_of_op_are_right(first_soc: LocalSoc) -> None:
     found = validate(bench_of(network, inputs, first_soc), plan)
     assert found.ok, found.diagnosis
     assert found.first_bad is None
-    assert {one.part.layer.name for one in found.ops.checks} == {x.name for x in network.layers}
-    assert found.ops.accumulated.keys() == {x.name for x in network.layers}
+    assert {one.part.layer.name for one in found.checks} == {x.name for x in network.layers}
+    assert found.accumulated.keys() == {x.name for x in network.layers}
 
 
 def test_a_fault_in_every_kind_of_op_is_named(
@@ -60,7 +60,7 @@ def test_a_fault_in_every_kind_of_op_is_named(
     with_variants(monkeypatch, *{(v.op_kind, v.name): v for v in faulty.values()}.values())
     planted = plant(network, inputs, first_soc, faulty)
     found = validate(bench_of(network, inputs, first_soc), planted.plan)
-    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.checks}
     assert [name for name, verdict in verdicts.items() if verdict == "ok"] == []
     assert set(verdicts.values()) >= {"wrong", "not a number"}
     assert found.first_bad is not None
@@ -118,7 +118,7 @@ def test_the_next_run_is_right_from_the_start(
     found = validate(bench, plan)
     assert len(found.bad) == 2
     remedy = find_remedy(bench, found)
-    (right,) = found.ops.outputs.values()
+    (right,) = bench.expected(0).values()
     stored = load_plan(remedy.plan.save(tmp_path / "plan.json"))
     soc = replace(first_soc, fallbacks=for_soc(network, remedy.fallbacks))
     for made, where in ((stored, first_soc), (preferring(network, soc, "gpu"), soc)):
@@ -201,7 +201,7 @@ def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> 
     plan = preferring(network, first_soc.at("half_storage"), "gpu")
     assert all(own["gpu"].endswith("_fp16") for own in variants_of(plan).values())
     found = validate(bench, plan)
-    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.checks}
     names = [layer.name for layer in layers]
     assert [verdicts[name] for name in (names[0], names[3], names[4])] == ["ok"] * 3
     assert verdicts[names[1]] == "overflow"
