@@ -44,7 +44,7 @@ from codl.kernels.tiling import (
     first_choice,
     group_shapes,
     image_refusal,
-    item_grid,
+    round_up,
     rounds,
     single,
     strip,
@@ -119,9 +119,18 @@ class Grid:
 
     @property
     def sizes(self) -> Sizes:
+        """Global size, local size, and work-items with work.
+
+        On a CPU `others` (channel blocks) is the fast dimension, so that consecutive work-items
+        reuse a strip of the input. On a GPU neighbours compute neighbouring pixels.
+        """
         strips, others, teams = _number(self.strips), _number(self.others), _number(self.teams)
-        shape = None if self.soc.gpu.is_cpu else tuple(_number(size) for size in self.shape)
-        sizes = item_grid(strips, others, self.soc, shape=shape)
+        if self.soc.gpu.is_cpu:
+            sizes = (others, strips), (1, 1), (others, strips)
+        else:
+            width, high = (_number(size) for size in self.shape)
+            launched = round_up(strips, width), round_up(others, high)
+            sizes = launched, (width, high), (strips, others)
         if teams == 1:
             return sizes
         size, local, used = ((*each, teams) for each in sizes)

@@ -15,7 +15,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import NamedArrays, OrtPlan, ints, node, number, of_onnx
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, Sizes, launch, of_every_storage
-from codl.kernels.tiling import GROUP, ceil_div, item_grid, power_of_two, strip, waves
+from codl.kernels.tiling import GROUP, ceil_div, power_of_two, strip, waves
 
 #: The most elements of whole rows per work-item on a CPU: some microseconds.
 LONGEST_STRIP = 1 << 15
@@ -252,13 +252,13 @@ class GpuBlockedNorm(Kernel):
 
     def build(self, op: Norm, soc: Soc, choice: Choice) -> KernelPlan:
         (pieces, length, parts), blocks = _pieces(op, soc), soc.gpu.blocks(op.output.c)
-        sizes, pixels = item_grid(pieces, blocks, soc), op.output.h * op.output.w
+        sizes, pixels = Grid.of(pieces, blocks, 1, soc).sizes, op.output.h * op.output.w
         cut = {"pieces": pieces, "strip": length, "pixels": pixels}
         launches = [launch("norm_sums", sizes, ENDS[0], SUMS, **cut)]
         sum_bytes, summed = 4 * 2 * soc.gpu.vector_width * blocks, SUMS
         scratch = {"sums": sum_bytes * pieces}
         if parts < pieces:
-            fold = item_grid(parts, blocks, soc)
+            fold = Grid.of(parts, blocks, 1, soc).sizes
             between = {"pieces": pieces, "folded": FOLDED, "parts": parts}
             launches.append(launch("norm_fold", fold, SUMS, **between))
             scratch["folded"], summed = sum_bytes * parts, FOLDED

@@ -139,23 +139,6 @@ def group_shapes(
     return width.reshape(shape), high.reshape(shape)
 
 
-def item_grid(
-    strips: int, others: int, soc: Soc, *, shape: tuple[int, int] | None = None
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Global size, local size, and work-items with work, for `strips` x `others` work-items.
-
-    On a CPU `others` (channel blocks) is the fast dimension, so that consecutive work-items reuse a
-    strip of the input. On a GPU neighbours compute neighbouring pixels, and work-groups have
-    `shape`, or the best fit.
-    """
-    if soc.gpu.is_cpu:
-        return (others, strips), (1, 1), (others, strips)
-    items, wave = group_items(soc), soc.gpu.wave_size
-    width, high = shape or group_shape(strips, others, items=items, wave=wave)
-    launched = round_up(strips, width), round_up(others, high)
-    return launched, (width, high), (strips, others)
-
-
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
     """The bias in whole blocks of channels, followed by blocks of zeros."""
     size = (ceil_div(bias.size, width) + blocks_of_zeros) * width

@@ -19,7 +19,7 @@ from codl.ir.ops.window import Size2
 from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.kernels import cpu
-from codl.kernels.cpu import NO_WINOGRAD, CpuKernel, NcnnLayer, OrtPlan, node, of_onnx, window_layer
+from codl.kernels.cpu import NO_WINOGRAD, CpuKernel, NcnnLayer, OrtPlan, of_onnx, window_layer
 from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, ceil_div, halvings, packed_vectors
 
 #: With at most this many channels on both sides, ncnn always uses its direct kernels.
@@ -429,15 +429,8 @@ DIRECT = CpuKernel(
 
 
 def _onnx(op: Conv2d) -> OrtPlan:
-    conv = node(
-        "Conv",
-        ("x0", "weight", "bias"),
-        kernel_shape=list(op.kernel),
-        strides=list(op.stride),
-        dilations=list(op.dilation),
-        pads=[op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
-        group=op.groups,
-    )
+    names = ("x0", "weight", "bias")
+    conv = cpu.node("Conv", names, **cpu.window_attributes(op), group=op.groups)
     return OrtPlan((conv,), op.inputs, op.output)
 
 

@@ -19,7 +19,7 @@ from codl.kernels.base import ENDS, ApartArg, Arg, Choice, ConstantArg, KernelLa
 from codl.kernels.conv2d import gpu_winograd
 from codl.kernels.conv2d.gpu import byte_columns
 from codl.kernels.conv2d.gpu_winograd import input_args, is_in_place, refuse_window
-from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch, window_args
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Grid, Kernel, launch, window_args
 from codl.kernels.tiling import (
     GROUP,
     ChoiceColumns,
@@ -27,7 +27,6 @@ from codl.kernels.tiling import (
     ceil_div,
     holds,
     is_card,
-    item_grid,
     most_items,
     pack_bias,
     round_up,
@@ -575,7 +574,7 @@ def _launches(
     return (
         launch(
             "winograd_points",
-            item_grid(4 * t.tiles, t.in_blocks, soc),
+            Grid.of(4 * t.tiles, t.in_blocks, 1, soc).sizes,
             *(source, points),
             **tiles,
             in_blocks=t.in_blocks,
@@ -585,7 +584,7 @@ def _launches(
         cut.launch(t.product, buffers, row_window(t.tiles), (t.in_blocks * t.tiles, 0)),
         launch(
             "winograd_outputs",
-            item_grid(4 * t.tiles, t.out_blocks, soc),
+            Grid.of(4 * t.tiles, t.out_blocks, 1, soc).sizes,
             *(sums, target, bias),
             splits=cut.splits,
             **tiles,

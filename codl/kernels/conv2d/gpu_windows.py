@@ -25,7 +25,6 @@ from codl.kernels.tiling import (
     fits,
     group_items,
     holds,
-    item_grid,
     pack_filter,
     round_up,
     waves,
@@ -525,7 +524,11 @@ class GpuImageWinograd(GpuConv):
             op,
             soc,
             launch(
-                "winograd_image_input", item_grid(tiles, in_blocks, soc), source, points, **into
+                "winograd_image_input",
+                Grid.of(tiles, in_blocks, 1, soc).sizes,
+                source,
+                points,
+                **into,
             ),
             launch(
                 "winograd_image_product",
@@ -535,7 +538,7 @@ class GpuImageWinograd(GpuConv):
             ),
             launch(
                 "winograd_image_output",
-                item_grid(tiles, out_blocks, soc),
+                Grid.of(tiles, out_blocks, 1, soc).sizes,
                 *(sums, target, bias),
                 **out_of,
             ),

@@ -31,7 +31,6 @@ from codl.kernels.tiling import (
     gpu_cache_bytes,
     in_order,
     is_card,
-    item_grid,
     least,
     round_up,
     rounds,
@@ -448,7 +447,10 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ..
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
     # A work-item transforms one channel of one tile.
     lanes = tiles * soc.gpu.vector_width
-    for_input, for_output = item_grid(lanes, in_blocks, soc), item_grid(lanes, out_blocks, soc)
+    for_input, for_output = (
+        Grid.of(lanes, in_blocks, 1, soc).sizes,
+        Grid.of(lanes, out_blocks, 1, soc).sizes,
+    )
     for_product, product = t.grid.sizes, {"most": most, **blocks}
     before = {"in_blocks": in_blocks, **before}
     return (

@@ -220,16 +220,8 @@ def _count_ncnn(ops: EltwiseColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-#: ONNX nodes by mode, with the attributes for `alpha` and `beta`.
+#: ONNX nodes by mode, with the attributes for `alpha` and `beta`; others are called as the mode.
 _ELEMENTWISE: Mapping[str, tuple[str, ...]] = {
-    "add": ("Add",),
-    "sub": ("Sub",),
-    "mul": ("Mul",),
-    "div": ("Div",),
-    "max": ("Max",),
-    "min": ("Min",),
-    "pow": ("Pow",),
-    "identity": ("Identity",),
     "selu": ("Selu", "alpha", "gamma"),
     "celu": ("Celu", "alpha"),
     "thresholded_relu": ("ThresholdedRelu", "alpha"),

@@ -13,7 +13,7 @@ from codl.ir.ops.window import Pool2d, PoolColumns
 from codl.ir.records.soc import Soc
 from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelPlan
-from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
+from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx, window_attributes
 from codl.kernels.kernel import (
     BLOCKS,
     IMAGES,
@@ -281,15 +281,6 @@ def _count_ncnn(ops: PoolColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _window(op: Any) -> dict[str, Any]:
-    return {
-        "kernel_shape": list(op.kernel),
-        "strides": list(op.stride),
-        "dilations": list(op.dilation),
-        "pads": [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
-    }
-
-
 def _refuse_pads(op: Any) -> str | None:
     pads = zip((op.pad.top, op.pad.left, op.pad.bottom, op.pad.right), op.kernel * 2, strict=True)
     if any(pad >= size for pad, size in pads):
@@ -302,7 +293,7 @@ def _onnx(op: Pool2d) -> OrtPlan:
     kind = "MaxPool" if op.mode == "max" else "AveragePool"
     if op.kernel == (op.input.h, op.input.w) and not any(op.pad):
         return OrtPlan((node(f"Global{kind}"),), op.inputs, op.output)
-    return OrtPlan((node(kind, **_window(op), **more),), op.inputs, op.output)
+    return OrtPlan((node(kind, **window_attributes(op), **more),), op.inputs, op.output)
 
 
 VARIANTS = (
