@@ -14,24 +14,12 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from codl.ir import types
 from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.ops.window import WindowColumns, WindowOp
 from codl.ir.records.soc import Soc
-from codl.ir.types import (
-    ARITHMETIC,
-    BLOCKED,
-    BLOCKED_HALF,
-    IMAGE,
-    IMAGE_HALF,
-    PLANAR,
-    PLANAR_HALF,
-    ConstantArray,
-    Element,
-    ImageSize,
-    Processor,
-    Storage,
-)
+from codl.ir.types import ARITHMETIC, PLANAR, ConstantArray, Element, Processor, Storage
 from codl.kernels import base
 from codl.kernels.base import ApartArg, Choice, KernelLaunch, KernelPlan, TensorArg, no_constants
 from codl.kernels.source import MOST_UNROLLED
@@ -53,7 +41,11 @@ from codl.kernels.tiling import (
 )
 
 #: Storages of most kernels: buffers in channel blocks, planar buffers, and images.
-BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
+BLOCKS, PLANES, IMAGES = (
+    (types.BLOCKED, types.BLOCKED_HALF),
+    (PLANAR, types.PLANAR_HALF),
+    (types.IMAGE, types.IMAGE_HALF),
+)
 ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
 
 #: The OpenCL platform of Mesa.
@@ -263,7 +255,7 @@ class Kernel:
         *launches: KernelLaunch,
         macros: Mapping[str, int | float | str | bool] | None = None,
         pack: Callable[[Weights], Mapping[str, ConstantArray]] = no_constants,
-        scratch: Mapping[str, int | ImageSize] | None = None,
+        scratch: Mapping[str, int | types.ImageSize] | None = None,
         images: Iterable[str] = (),
         floats: Iterable[TensorArg] = (),
         source: str | None = None,
