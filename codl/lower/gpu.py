@@ -77,12 +77,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects kernels except refused ones; with `fuse` off, none computes a residual add."""
+    """Selects kernels except refused ones."""
 
     soc: Soc
     tuning: Tuning
     without: Sequence[Refusal] = ()
-    fuse: bool = True
     _plans: dict[tuple[Any, ...], KernelPlan] = field(default_factory=dict, repr=False)
 
     def plan(self, variant: Any, op: Op, choice: Choice | None = None) -> KernelPlan:
@@ -99,8 +98,7 @@ class Selector:
         `outputs` are the tensors that other chains read. Raises `NoKernelError` for a layer without
         a kernel that works.
         """
-        single = [Work(part) for part in shard.parts]
-        fused = works(shard, outputs, planned, self.soc) if self.fuse else single
+        fused = works(shard, outputs, planned, self.soc)
         return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:

@@ -59,16 +59,14 @@ def lower(
     tuning: Tuning,
     *,
     without: Sequence[Refusal] = (),
-    fuse: bool = True,
 ) -> Executable:
     """Lower a plan of a network for a SoC; equal arguments give equal executables everywhere.
 
     `tuning` has the tuned choices of kernels, and `without` the kernels that a device has refused.
-    With `fuse` off, every layer has kernels of its own, for comparisons. Raises `MismatchError`
-    where the plan is for another model or SoC, has no variant for a layer, or has a variant that is
-    wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
+    Raises `MismatchError` where the plan is for another model or SoC, has no variant for a layer,
+    or has a variant that is wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
     """
-    selector = Selector(soc, tuning, tuple(without), fuse)
+    selector = Selector(soc, tuning, tuple(without))
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned, soc)
     return Lowering(partitioned, selector).run()
