@@ -130,8 +130,8 @@ def _no_driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(autouse=True)
 def _short_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """What plans take in tests need not be exact."""
-    monkeypatch.setattr("codl.strategies.device_loop.PROFILE_S", 0.02)
-    monkeypatch.setattr("codl.strategies.device_loop.COMPARE_S", 0.05)
+    monkeypatch.setattr("codl.plan.strategies.device_loop.PROFILE_S", 0.02)
+    monkeypatch.setattr("codl.plan.strategies.device_loop.COMPARE_S", 0.05)
 
 
 @pytest.fixture(autouse=True)

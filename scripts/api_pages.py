@@ -25,8 +25,8 @@ from codl.jobs.collect import CollectRun
 from codl.jobs.evaluate import EvalRun
 from codl.jobs.options import options_of
 from codl.jobs.train import Trained
+from codl.plan.strategies.model_search import FoundBound, FoundPlan
 from codl.report.text_table import TextRow, TextSection, TextTable, words
-from codl.strategies.model_search import FoundBound, FoundPlan
 
 INTRODUCTION = """# Python API
 

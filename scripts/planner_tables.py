@@ -21,9 +21,9 @@ from codl.plan.coverage import covered
 from codl.plan.parts import NONE, Walk
 from codl.plan.price import START
 from codl.plan.search import Candidates
+from codl.plan.strategies import Context
 from codl.predict import DEFAULT
 from codl.report.text_table import Column, TextRow, TextSection, TextTable
-from codl.strategies import Context
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, LAYERS, RATIOS = "op_chain", 3, (0.0, 0.5, 1.0)

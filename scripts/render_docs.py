@@ -49,6 +49,7 @@ from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.jobs.models import builtin_facts
 from codl.kernels import registry
+from codl.plan.strategies import STRATEGIES, ideal
 from codl.registry import load_installed
 from codl.report.charts import Picture
 from codl.report.tables import (
@@ -59,7 +60,6 @@ from codl.report.tables import (
     train_content,
 )
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, count
-from codl.strategies import STRATEGIES, ideal
 from codl_phone_compilers.report import gpus_content
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,7 +17,7 @@ from codl.cli.app import app
 from codl.errors import CodlError
 from codl.ir.plan import load_plan
 from codl.measure.dataset import Dataset
-from codl.strategies.model_search import FoundBound, FoundPlan
+from codl.plan.strategies.model_search import FoundBound, FoundPlan
 
 #: What differs between two runs of the same.
 TIMES = {"search_ms", "train_s", "seconds", "commit", "created", "environment"}

@@ -14,9 +14,9 @@ from codl.frontend import converters
 from codl.ir import OP_TYPES
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
+from codl.plan.strategies import STRATEGIES
 from codl.predict import DEFAULT, ESTIMATORS
 from codl.registry import Registry, rolled_back
-from codl.strategies import STRATEGIES
 
 
 @pytest.mark.parametrize("kind", OP_TYPES)

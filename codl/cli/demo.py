@@ -22,10 +22,10 @@ from codl.jobs.explanation import explain_predicted
 from codl.jobs.options import option
 from codl.jobs.search import Search, plan_result
 from codl.measure.budget import Budget
+from codl.plan.strategies.model_search import FoundPlan
 from codl.report.html import write_report
 from codl.report.results import EvalResult, load_result
 from codl.report.text_table import TextTable
-from codl.strategies.model_search import FoundPlan
 
 #: The SoC that ships with a dataset and predictors, and what is planned for it.
 SHIPPED = "epyc2"

@@ -14,11 +14,11 @@ from codl.errors import CodlError
 from codl.files import check_folder, inside
 from codl.jobs.options import option, result_file
 from codl.jobs.search import SearchModels, SearchRun, plan_result
+from codl.plan.strategies import ideal
+from codl.plan.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
 from codl.report.results import SearchesResult, SearchResult, parse_as
 from codl.report.tables import placement_content, plan_content, plans_content
 from codl.report.text_table import TextTable
-from codl.strategies import ideal
-from codl.strategies.model_search import FoundBound, FoundPlan, SearchOutcome
 
 
 def search_plan(

@@ -24,9 +24,9 @@ from codl.measure.budget import Budget
 from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import dataset_digest
 from codl.measure.timing import Effort
+from codl.plan.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.report.results import EvalResult, parse_as
 from codl.report.verdict import model_verdicts
-from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.targets.base import environment_of, under
 from codl.targets.connect import connect
 
@@ -212,7 +212,7 @@ class Evaluate(PlanningJob):
         Sequence[str],
         opt.list_option(
             "--strategies",
-            f"Of {{codl.strategies:STRATEGIES}}, {ideal.NAME}; by default {','.join(USUAL)}",
+            f"Of {{codl.plan.strategies:STRATEGIES}}, {ideal.NAME}; by default {','.join(USUAL)}",
         ),
     ] = USUAL
     peers: Annotated[

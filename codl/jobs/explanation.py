@@ -41,10 +41,10 @@ from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import ProfiledTimes, StageTimes, paced, stage_times, walk
+from codl.plan.strategies.base import Context
+from codl.plan.strategies.device_loop import keep_run
 from codl.plan.waterfall import ChainTotals, left_whole, predicted_totals, side_by_side_ms
 from codl.predict import DEFAULT
-from codl.strategies.base import Context
-from codl.strategies.device_loop import keep_run
 
 #: Profiled inferences before the timed runs, and again after them.
 PROFILES = 10

@@ -36,8 +36,8 @@ from codl.measure.peers import PEERS, Peer, PeerJob, Tensors
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.price import paced, predicted_timeline, stage_times, walk
-from codl.strategies import STRATEGIES, ideal
-from codl.strategies.base import Context, Strategy
+from codl.plan.strategies import STRATEGIES, ideal
+from codl.plan.strategies.base import Context, Strategy
 from codl.targets.base import Started
 
 if TYPE_CHECKING:  # evaluations load without ONNX

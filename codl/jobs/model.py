@@ -26,15 +26,15 @@ from codl.machine.placement import HINTS, LocalSoc, limits_of
 from codl.measure import FOLDER as DATASETS
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import read_file, read_npz
+from codl.plan.strategies import DEFAULT, Context, find
+from codl.plan.strategies.base import Profiling
 from codl.predict import FOLDER as PREDICTORS
-from codl.strategies import DEFAULT, Context, find
-from codl.strategies.base import Profiling
-from codl.targets.base import Target
 from codl.targets.connect import connect
 
 if TYPE_CHECKING:
     from codl.frontend.convert import Source
     from codl.frontend.models.deployment import Deployment
+    from codl.targets.base import Target
 
 #: The precision that stores tensors as a type, and computes in float32.
 STORED_AS: Mapping[str, str] = {
@@ -216,8 +216,8 @@ class ModelJob(PlanningJob):
         str | None,
         option(
             "--strategy",
-            help="One of {codl.strategies:STRATEGIES}; by default the deployment file's runtime, "
-            "or {codl.strategies:DEFAULT}.",
+            help="One of {codl.plan.strategies:STRATEGIES}; by default the deployment file's "
+            "runtime, or {codl.plan.strategies:DEFAULT}.",
         ),
     ] = None
     profile: Annotated[

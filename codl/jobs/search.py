@@ -15,16 +15,15 @@ from codl.jobs import options as opt
 from codl.jobs.model import ModelJob, adapted, profiling
 from codl.jobs.options import Reporter, function, option, soc_on
 from codl.measure.budget import Budget
-from codl.predict.workers import Workers
-from codl.strategies import Context, ideal
-from codl.strategies.model_search import (
+from codl.plan.strategies import Context, ideal
+from codl.plan.strategies.model_search import (
     FoundBound,
     FoundPlan,
     ModelSearch,
     SearchOutcome,
     search_models,
 )
-from codl.targets.base import environment_of
+from codl.predict.workers import Workers
 from codl.targets.connect import connect
 
 
@@ -186,6 +185,8 @@ def search_all(
         how = profiling(target, job.profile)
         context = replace(context, target=target, profiling=how)
         outcomes = _outcomes(searches, context, workers, budget, job.reporter)
+        from codl.targets.base import environment_of
+
         origin = context.origin(environment_of(target, {}))
     return [_made_with(outcome, origin) for outcome in outcomes]
 

@@ -24,7 +24,7 @@ from codl.measure.closeness import Agreement, agreement
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import for_soc, preferring
 from codl.plan.price import price
-from codl.strategies import Context
+from codl.plan.strategies import Context
 from codl.validate.references import InputSamples, ModelAndSource, Values
 from codl.validate.remedy import Remedy, find_remedy
 from codl.validate.validation import ModelUnderTest, Validation, validate

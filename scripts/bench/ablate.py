@@ -37,9 +37,9 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, without
 from codl.plan.price import stage_times, walk
 from codl.plan.search import search
+from codl.plan.strategies import Context
 from codl.predict import DEFAULT, FOLDER
 from codl.predict.in_network_cost import NOTHING, PACKING
-from codl.strategies import Context
 
 FULL, PREDICTORS = "full", f"{DEFAULT},gbdt,codl_linear"
 #: The terms of the cost model that can be left out, by name, as arguments of `without`.

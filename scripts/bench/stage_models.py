@@ -31,12 +31,12 @@ from codl.measure import tuning_file
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
 from codl.measure.timing import Effort
+from codl.plan.strategies import Context, find
 from codl.predict import DEFAULT
 from codl.predict.training import train
 from codl.predict.workers import Workers
 from codl.registry import load_installed
 from codl.report.results import EvalResult, parse_as
-from codl.strategies import Context, find
 from codl.targets.connect import connect
 from codl.targets.placed import load_local
 

@@ -22,8 +22,8 @@ from figure import MODELS, PaperFigure, Row, mean, table
 
 import codl
 from codl import files
+from codl.plan.strategies.model_search import FoundPlan
 from codl.report.text_table import TextTable, digits
-from codl.strategies.model_search import FoundPlan
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -25,10 +25,10 @@ from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.measure.tasks import part_of
 from codl.plan.coverage import without
+from codl.plan.strategies import Context
 from codl.predict import DEFAULT
 from codl.predict.in_network_cost import NOTHING
 from codl.report.text_table import TextTable
-from codl.strategies import Context
 
 #: A layer of YOLOv2, and the paper's example of what data sharing takes.
 OPS = ("conv2d in=1x128x52x52 oc=256 kernel=3x3 pad=1", "conv2d in=1x256x52x52 oc=128 kernel=1x1")

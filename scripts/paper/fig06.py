@@ -22,10 +22,10 @@ from codl.ir import Op, parse, to_text
 from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.plan.coverage import without
+from codl.plan.strategies import Context
 from codl.predict import DEFAULT
 from codl.predict.in_network_cost import NOTHING
 from codl.report.text_table import TextTable
-from codl.strategies import Context
 
 OP = "conv2d in=1x64x28x28 oc={channels} kernel=3x3 pad=1"
 CHANNELS, STEP = 160, 4

@@ -35,11 +35,11 @@ from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered, without
 from codl.plan.price import stage_times, walk
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
+from codl.plan.strategies import Context
+from codl.plan.strategies.planners import PAPER_PREDICTOR
 from codl.predict import DEFAULT
 from codl.report.text_table import TextTable
 from codl.runtime.loaded import sharing_ms
-from codl.strategies import Context
-from codl.strategies.planners import PAPER_PREDICTOR
 
 CHAINS, SINGLE, ROWS, CHANNELS = "chains", "no chains", "rows alone", "channels alone"
 ROUNDS = 20

@@ -26,11 +26,11 @@ from codl.frontend.convert import load_structure
 from codl.ir.records import soc as socs
 from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered
+from codl.plan.strategies import Context
+from codl.plan.strategies.model_search import FoundPlan
 from codl.predict import DEFAULT
 from codl.report.results import EvalResult
 from codl.report.text_table import TextTable, digits
-from codl.strategies import Context
-from codl.strategies.model_search import FoundPlan
 
 sys.path.append(str(Path(__file__).parents[1]))
 from curves import CurveResult, load_curve

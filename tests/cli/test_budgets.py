@@ -21,7 +21,7 @@ from codl.jobs import evaluate as api
 from codl.jobs.interleaved import Evaluation
 from codl.jobs.options import result_file
 from codl.measure.budget import Budget
-from codl.strategies import Context
+from codl.plan.strategies import Context
 from codl.targets.local import LocalTarget
 
 OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]

@@ -17,7 +17,7 @@ from codl.ir.records.results import EvalRow, Latency
 from codl.jobs import evaluate as api
 from codl.jobs.interleaved import Evaluation, load
 from codl.machine.placement import LocalSoc
-from codl.strategies import Context
+from codl.plan.strategies import Context
 
 MODEL = "matmul"
 PLAN = Plan(

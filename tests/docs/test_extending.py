@@ -29,9 +29,9 @@ from codl.ir import OP_TYPES, parse
 from codl.ir.executable_json import check
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
+from codl.plan.strategies import STRATEGIES
 from codl.predict import ESTIMATORS
 from codl.registry import TRANSPORTS, VARIABLE, PluginError, load_installed, rolled_back
-from codl.strategies import STRATEGIES
 from codl.targets import detect as detecting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/extending.md"

@@ -29,7 +29,7 @@ from codl.plan.corrections import waiting
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.search import search
-from codl.strategies.adapter import APART, FIRST, MOST, PlanAdapter
+from codl.plan.strategies.adapter import APART, FIRST, MOST, PlanAdapter
 from codl.targets.connect import connect
 
 NETWORK = row(4, 96)
@@ -155,7 +155,7 @@ def test_outputs_stay_right_across_a_change(
     serial: str, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a plan that leaves nearly all to one processor, also where nothing is any faster."""
-    monkeypatch.setattr("codl.strategies.adapter.WORTH", np.inf)
+    monkeypatch.setattr("codl.plan.strategies.adapter.WORTH", np.inf)
     network, x, expected = branching_case()
     cuts = legal(network, [(2, "H", 0.9), (1, "OC", 0.9), (1, "H", 1.0)])
     plan = make_plan(network, first_soc, cuts, "missing")
@@ -184,7 +184,7 @@ def test_outputs_stay_right_across_a_change(
 def test_threads_get_their_own_outputs_across_a_change(
     first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codl.strategies.adapter.WORTH", np.inf)
+    monkeypatch.setattr("codl.plan.strategies.adapter.WORTH", np.inf)
     network = row(3)
     plan = make_plan(network, first_soc, [(3, "H", 0.9)], "missing")
     target = here(first_soc)

@@ -22,7 +22,7 @@ from codl.ir.records.gpu_limits import GpuLimits
 from codl.jobs.model import ModelJob, RunOptions, adapted, deployment_of, read_inputs
 from codl.jobs.options import Reporter
 from codl.machine.placement import LocalSoc, Placement
-from codl.strategies import DEFAULT, Context
+from codl.plan.strategies import DEFAULT, Context
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from codl.ir.executable import Buffer
 from codl.ir.executable_json import check, decode
 from codl.ir.records import soc as socs
 from codl.lower.lowering import lower
+from codl.plan.strategies import STRATEGIES, Context
 from codl.runtime.numpy_interpreter import Interpreter
-from codl.strategies import STRATEGIES, Context
 from codl.validate.references import parts_of, stand_ins
 
 

@@ -32,7 +32,7 @@ from codl.measure.timing import AnchorTime, TimedTogether
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.price import StageTimes, price, stage_times
-from codl.strategies.base import Context
+from codl.plan.strategies.base import Context
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
 PLAIN = SyntheticPredictors(least_ms=0.0, flops=1e6, exchange=Line(0.01))

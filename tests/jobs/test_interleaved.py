@@ -14,8 +14,8 @@ from codl.jobs.interleaved import evaluate
 from codl.machine.placement import LocalSoc
 from codl.measure.timing import Effort
 from codl.plan.cost_model import CostModel
-from codl.strategies import find
-from codl.strategies.base import Context
+from codl.plan.strategies import find
+from codl.plan.strategies.base import Context
 
 QUICK = Effort(min_rounds=2, min_seconds=0.0)
 

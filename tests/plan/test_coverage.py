@@ -30,7 +30,7 @@ from codl.plan.coverage import (
 )
 from codl.plan.search import search
 from codl.plan.shards import ANY
-from codl.strategies import STRATEGIES, Context, find
+from codl.plan.strategies import STRATEGIES, Context, find
 
 
 class Simulated(Context):

@@ -33,8 +33,8 @@ from codl.plan.cost_model import CostModel
 from codl.plan.price import TransferCost, after_stage
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
+from codl.plan.strategies import STRATEGIES, Context, find, ideal
 from codl.predict.in_network_cost import InNetworkCost
-from codl.strategies import STRATEGIES, Context, find, ideal
 
 
 @pytest.fixture(scope="module")

@@ -37,13 +37,13 @@ from codl.errors import (
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset
+from codl.plan.strategies import Context
+from codl.plan.strategies.model_search import FoundPlan, ModelSearch, search_models
 from codl.predict import workers as module
 from codl.predict.training import train
 from codl.predict.workers import Workers
 from codl.registry import VARIABLE, load_plugin, rolled_back
 from codl.report.results import SearchesResult, load_result
-from codl.strategies import Context
-from codl.strategies.model_search import FoundPlan, ModelSearch, search_models
 
 TWO = Workers(2)
 

@@ -40,8 +40,8 @@ from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.parts import Walk
 from codl.plan.search import ChainSearch, greedy_chains, image_ratios
+from codl.plan.strategies import ideal
 from codl.runtime.opencl import OpenClDevice
-from codl.strategies import ideal
 
 
 def residual(images: int) -> onnx.ModelProto:

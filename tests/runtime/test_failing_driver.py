@@ -33,8 +33,8 @@ from codl.lower import lowering
 from codl.machine import cache
 from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
+from codl.plan.strategies.adapter import FIRST, PlanAdapter
 from codl.runtime.opencl import OpenClDevice
-from codl.strategies.adapter import FIRST, PlanAdapter
 from codl.targets.local import LocalTarget
 
 OUT_OF_RESOURCES, NO_MEMORY, NO_HOST_MEMORY, GONE, LOST = -5, -4, -6, -2, -36

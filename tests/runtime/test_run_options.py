@@ -20,11 +20,11 @@ from codl.machine import placement
 from codl.machine.placement import LocalSoc, Placement, beside
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import without_winograd
+from codl.plan.strategies import Context
 from codl.predict.in_network_cost import InNetworkCosts
 from codl.runtime import opencl
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
-from codl.strategies import Context
 
 
 @pytest.mark.parametrize("pinned", [None, True, False])

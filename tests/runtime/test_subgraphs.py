@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from support.devices import here
 from support.onnx_models import floats, model, node
 from support.plans import one_by_one
@@ -323,3 +323,22 @@ def test_rows_rounded_in_a_run_are_parts(first_soc: Soc) -> None:
     network = check(proto, {"x": floats(1, 5, 48)}, first_soc)
     assert [name.split("+")[0] for name in onnx_layers(network)] == ["DynamicQuantizeLinear"]
     assert usual_cosine(network) == COSINE_OF_ROUNDED
+
+
+def test_a_branch_that_reads_a_weight_twice(first_soc: Soc) -> None:
+    """Some versions of ONNX Runtime write the weight twice into the model that they optimise."""
+    weight = numpy_helper.from_array(floats(4, 4), "w")
+    branches = [
+        helper.make_graph(
+            [node("MatMul", "x w", f"{name}.m"), node("Add", f"{name}.m w", name)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4])],
+            [weight],
+        )
+        for name in ("then", "else")
+    ]
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Greater", "s zero", "c"), chosen]
+    proto = model(nodes, {"x": [4, 4]}, ["y"], {"zero": np.float32(0)})
+    check(proto, {"x": floats(4, 4, seed=1)}, first_soc)

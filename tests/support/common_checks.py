@@ -17,10 +17,10 @@ from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.source import source_text
 from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
+from codl.plan.strategies import Context, Strategy
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.estimators.numerics import from_json, to_json
-from codl.strategies import Context, Strategy
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 

@@ -120,7 +120,7 @@ def use_codl(model: str, soc: str, plan: str) -> list[float]:
     import codl
     from codl.frontend.convert import load_network
     from codl.ir.records import soc as socs
-    from codl.strategies import Context, find
+    from codl.plan.strategies import Context, find
 
     searched = find("codl").plan(load_network(model), Context.of(socs.load("epyc2")))
     largest = [searched.predicted_ms or 0.0]

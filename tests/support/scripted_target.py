@@ -21,7 +21,7 @@ from codl.machine.placement import LocalSoc, Placement
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.price import StageTimes, predicted_timeline, stage_times, walk
-from codl.strategies.base import Context
+from codl.plan.strategies.base import Context
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 

@@ -152,6 +152,11 @@ class Model:
             hidden = self._unread_weights()
             self._with_inputs(hidden).session(options, self._wrong_optimisers())
             made = _read(path)
+        for graph in all_graphs(made.proto.graph):
+            # ONNX Runtime 1.30 writes a tensor of an inner graph once for each input that reads it.
+            items = {item.name: item for item in graph.initializer}
+            if len(items) < len(graph.initializer):
+                refill(graph.initializer, [*items.values()])
         self._reorder(made.proto.graph)
         return made.with_weights({name: self.weights[name] for name in hidden})
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from codl.ir import Layer, Network
 from codl.ir.plan import Plan
 from codl.plan.search import ChainSearch, IsolatedChain
-from codl.strategies.base import Context, strategy
+from codl.plan.strategies.base import Context, strategy
 
 RATIOS = tuple(i / 10 for i in range(11))
 

@@ -32,9 +32,9 @@ from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.corrections import Improver
 from codl.plan.coverage import covered
 from codl.plan.price import Totals
+from codl.plan.strategies.base import STRATEGIES, Context
 from codl.predict import DEFAULT
 from codl.runtime.loaded import totals_ms
-from codl.strategies.base import STRATEGIES, Context
 
 #: The least number of rounds, and the most without a planning time.
 LEAST_ROUNDS, MOST_ROUNDS = 3, 8

@@ -23,10 +23,10 @@ from codl.ir.records.results import Adaptation, PlanChange
 from codl.plan.corrections import Improver, waiting
 from codl.plan.coverage import covered
 from codl.plan.price import ProfiledTimes, StageTimes, stage_times
+from codl.plan.strategies.base import Context
+from codl.plan.strategies.device_loop import ObservedParts, comparing
 from codl.predict import DEFAULT
 from codl.runtime.loaded import totals_ms
-from codl.strategies.base import Context
-from codl.strategies.device_loop import ObservedParts, comparing
 
 #: Inferences before the first profile, and the most between two profiles; pauses double.
 FIRST, MOST = 10, 800

@@ -21,11 +21,11 @@ from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.measure.budget import Budget, Progress, no_progress
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
+from codl.plan.strategies import ideal
+from codl.plan.strategies.base import STRATEGIES, Context, Strategy
+from codl.plan.strategies.ideal import IdealLatency
 from codl.predict import DEFAULT
 from codl.predict.workers import Workers
-from codl.strategies import ideal
-from codl.strategies.base import STRATEGIES, Context, Strategy
-from codl.strategies.ideal import IdealLatency
 
 
 @dataclass(frozen=True, kw_only=True)

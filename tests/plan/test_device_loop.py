@@ -30,9 +30,9 @@ from codl.plan.corrections import waiting
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import walk
-from codl.strategies import device_loop, find
-from codl.strategies.base import Profiling
-from codl.strategies.device_loop import keep_run
+from codl.plan.strategies import device_loop, find
+from codl.plan.strategies.base import Profiling
+from codl.plan.strategies.device_loop import keep_run
 
 #: Two processors that share no memory bandwidth: the GPU is 1.3 times as fast.
 LAWS = SyntheticPredictors.with_all_terms(

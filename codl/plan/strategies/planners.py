@@ -10,9 +10,8 @@ from codl.ir.plan import Plan
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
+from codl.plan.strategies.base import Context, strategy
 from codl.predict import DEFAULT
-from codl.strategies.base import Context, strategy
-from codl.strategies.device_loop import fastest_on_cpu, planned_on_device
 
 #: The partition ratios that muLayer chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
@@ -28,6 +27,8 @@ def cpu(network: Network, context: Context) -> Plan:
     With a device, the network runs in each library, and the fastest plan is taken.
     """
     if context.profiling is not None:
+        from codl.plan.strategies.device_loop import fastest_on_cpu
+
         try:
             return fastest_on_cpu(network, context, strategy="cpu")
         except (DeviceError, UnsupportedError) as error:
@@ -115,10 +116,12 @@ def codl(network: Network, context: Context) -> Plan:
     """The default: chains, dimensions and ratios together, by a search over the whole network.
 
     Only missing regions move between processors. With a device, plans run on it, improve by their
-    measurements (`codl.strategies.device_loop`), and the fastest one is taken. Without one,
+    measurements (`codl.plan.strategies.device_loop`), and the fastest one is taken. Without one,
     predictions decide, and a plan of one processor is taken where two gain little.
     """
     if context.profiling is not None:
+        from codl.plan.strategies.device_loop import planned_on_device
+
         try:
             return planned_on_device(network, context, strategy="codl")
         except (DeviceError, UnsupportedError) as error:
