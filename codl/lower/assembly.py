@@ -24,7 +24,7 @@ from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
 from codl.kernels import source
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import FLAG_SOURCE, compile_options, flag_options, flag_text, source_text
+from codl.kernels.source import FLAG_SOURCE, compile_options, flag_options, flag_text, text_of
 from codl.kernels.tiling import image_refusal
 from codl.lower.partition import PartitionedPlan
 
@@ -219,7 +219,7 @@ class Assembly:
         return executable.Access(self.tensors.number(tensor), region)
 
     def program(self, plan: KernelPlan) -> int:
-        return self._program(plan.source, source_text(plan), compile_options(plan.defines))
+        return self._program(plan.source, text_of(plan.source), compile_options(plan.defines))
 
     def _program(self, name: str, text: str, options: str) -> int:
         digest = sha256(text.encode()).hexdigest()

@@ -28,7 +28,6 @@ from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.records.results import Checked
-from codl.ir.records.soc import Soc
 from codl.ir.types import arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -84,9 +83,15 @@ class _Builder:
             try:
                 return Engine(network, chosen, self.target, self.tuning, recovers=self.recovers)
             except NoKernelError as error:
-                move = _to_cpu(network, error, self.target.soc)
-                if self.strict or move is None or move in self._moved:
+                layer = next((x for x in network.layers if x.name == error.layer), None)
+                usual = registry.variants(layer.op, "cpu", self.target.soc)[:1] if layer else ()
+                reason = error.reasons.rstrip(".")
+                moves = [
+                    OpFallback(error.layer, "gpu", error.variant, x.name, reason) for x in usual
+                ]
+                if self.strict or not moves or moves[0] in self._moved:
                     raise
+                (move,) = moves
                 self._moved.append(move)
                 warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
 
@@ -136,17 +141,6 @@ def checked_engine(
     engine.checked = checked
     tell(network.name, checked, is_new=remembered is None)
     return engine
-
-
-def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | None:
-    """The fallback of a layer to its default CPU variant; None without one."""
-    layer = next((layer for layer in network.layers if layer.name == error.layer), None)
-    variants = registry.variants(layer.op, "cpu", soc) if layer else ()
-    if not variants:
-        return None
-    return OpFallback(
-        error.layer, "gpu", error.variant, variants[0].name, error.reasons.rstrip(".")
-    )
 
 
 class _Comparison:

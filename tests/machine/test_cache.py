@@ -17,7 +17,7 @@ from codl import files
 from codl.ir import parse
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import compile_options, source_text
+from codl.kernels.source import compile_options, text_of
 from codl.machine import cache
 from codl.machine.cache import Slot
 from codl.runtime import program_cache
@@ -113,7 +113,7 @@ def test_a_platform_that_keeps_what_it_compiled_is_asked_for_no_binary(
     plan, programs = small_plan(gpu), Programs(gpu.context)
     programs.build(plan)
     assert not programs.slot(plan).path.exists()
-    assert programs.binary(plan.source, source_text(plan), compile_options(plan.defines)).blob
+    assert programs.binary(plan.source, text_of(plan.source), compile_options(plan.defines)).blob
 
 
 def test_a_key_holds_all_that_a_binary_depends_on(gpu: OpenClDevice) -> None:

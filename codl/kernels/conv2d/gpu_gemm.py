@@ -471,19 +471,17 @@ class _WinogradGemmTiling:
         return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
 
 
-def _tiles(gpu: GpuSide) -> list[int]:
-    """Tile sizes whose points fit the registers during the transforms."""
-    return [t for t in TILES if is_card(gpu) or gpu.is_cpu or holds(gpu, 4 + (t + 2) ** 2)]
-
-
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     """Tilings and cuts to try, the cheapest first."""
+    gpu = soc.gpu
+    # Registers hold the points of a tile during the transforms.
+    fitting = [t for t in TILES if is_card(gpu) or gpu.is_cpu or holds(gpu, 4 + (t + 2) ** 2)]
     every = [
         (tiling, cut)
-        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in _tiles(soc.gpu))
-        for cut in cuts(tiling.product, soc.gpu)
+        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in fitting)
+        for cut in cuts(tiling.product, gpu)
     ]
-    return sorted(every, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
+    return sorted(every, key=lambda pair: pair[0].cost(pair[1], gpu))
 
 
 def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
