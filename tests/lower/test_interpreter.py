@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
-from support.plans import branching_case, make_plan
+from support.plans import apart, branching_case, make_plan
 from support.random_networks import random_inputs, random_networks, random_plans, reference_outputs
 from support.random_plans import random_plan
 from support.simulated import SOC
@@ -74,7 +75,8 @@ def test_an_executable_computes_what_its_network_does(
 ) -> None:
     """Whatever is reused, poisoned or waited for; the second inference as the first one."""
     plan = data.draw(random_plans(network, soc))
-    executable = lower(network, plan, soc, Tuning(), fuse=fuse)
+    with nullcontext() if fuse else apart():
+        executable = lower(network, plan, soc, Tuning())
     interpreter = Interpreter(executable, poisoned=True)
     for seed in (1, 2):
         check_outputs(network, interpreter, soc.gpu.element, seed)

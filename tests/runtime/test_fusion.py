@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from support.devices import here
 from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
-from support.plans import defaults, gpu_variant, make_plan
+from support.plans import apart, defaults, gpu_variant, make_plan
 from support.simulated import SOC
 from support.some import some
 from support.variants import with_variants
@@ -100,14 +99,6 @@ def network() -> Network:
 
 
 FUSED = {"conv2 + add1", "conv5 + add2", "conv6 + add3"}
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Lower plans without kernels that compute two layers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codl.lower.gpu.fuses", lambda *args: False)
-        yield
 
 
 @pytest.mark.parametrize(
