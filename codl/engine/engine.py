@@ -57,9 +57,8 @@ class Engine:
     Any thread may call an engine. Inferences on one target run one at a time; inferences on two
     targets, as of two calls of `codl.compile`, run at once. A forked process raises `DeviceError`.
 
-    `tuning` has the tuned choices of kernels. With `fuse` off every layer has its own kernels.
-    `fallbacks` lists the kernels that the device refused. `plan` is the current plan of an engine
-    that adapts (`adapt`).
+    `tuning` has the tuned choices of kernels. `fallbacks` lists the kernels that the device
+    refused. `plan` is the current plan of an engine that adapts (`adapt`).
 
     After a GPU failure an engine that `recovers` runs this and all later inferences on the CPU,
     with a `CodlWarning`; `gpu_failure` is the reason. Other engines raise `DeviceError`.
@@ -75,14 +74,13 @@ class Engine:
         target: Target,
         tuning: Tuning = Tuning(),
         *,
-        fuse: bool = True,
         recovers: bool = False,
     ) -> None:
         soc = require_local(target.soc)
         refusals: list[Refusal] = []
         finer = splittable(soc)
         while True:
-            executable = lower(network, plan, finer, tuning, without=refusals, fuse=fuse)
+            executable = lower(network, plan, finer, tuning, without=refusals)
             try:
                 loaded = target.load(executable)
                 break
@@ -91,7 +89,7 @@ class Engine:
 
         def load_on_cpu(plan: Plan, nonfinite: bool) -> tuple[Plan, Loaded]:
             alone = on_cpu(network, plan, soc, nonfinite=nonfinite)
-            lowered = lower(network, alone, finer, tuning, without=refusals, fuse=fuse)
+            lowered = lower(network, alone, finer, tuning, without=refusals)
             return alone, target.load_on_cpu(lowered)
 
         self._begin(loaded, network, plan, soc, fallbacks_of(executable, refusals))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from codl.plan.price import price
 from codl.plan.strategies import Context
 from codl.validate.references import InputSamples, ModelAndSource, Values
 from codl.validate.remedy import Remedy, find_remedy
-from codl.validate.validation import ModelUnderTest, Validation, to_precision, validate
+from codl.validate.validation import ModelUnderTest, Validation, validate
 
 NPZ = ".npz"
 
@@ -36,12 +36,10 @@ NPZ = ".npz"
 class Validate(ModelJob):
     """Check that every op of a plan, and the whole plan, compute the right outputs.
 
-    `inputs` are files; random inputs come from the `seed`. `kernel_precision` is that
-    of every kernel. A wrong plan gets a remedy, unless the check is `strict`. Raises `CodlError`
-    for a missing model, plan, input or device.
+    `inputs` are files; random inputs come from the `seed`. A wrong plan gets a remedy, unless the
+    check is `strict`. Raises `CodlError` for a missing model, plan, input or device.
     """
 
-    precision: str | None = field(default=None, init=False)
     inputs: Annotated[
         Path | None,
         option(
@@ -58,14 +56,6 @@ class Validate(ModelJob):
             most=1.0,
             help="The required cosine of outputs; {codl.validate.validation:COSINE} by default, or "
             "{codl.validate.validation:COSINE_OF_ROUNDED} with products rounded to 8 bits.",
-        ),
-    ] = None
-    kernel_precision: Annotated[
-        str | None,
-        option(
-            "--precision",
-            help="Run every kernel at this precision, one of {codl.ir.types:PRECISIONS}, and find "
-            "the ops that must stay in float32; by default as planned.",
         ),
     ] = None
     strict: Annotated[
@@ -93,8 +83,6 @@ class Validate(ModelJob):
         budget = None if self.budget_s is None else Budget(self.budget_s)
         with self.connected() as context:
             plan = self._plan(network, context)
-            if self.kernel_precision is not None:
-                plan = to_precision(network, plan, self.described, self.kernel_precision)
             bench = ModelUnderTest(loaded, context.device, context.tuning, samples)
             with self.reporter.progress(f"Ops of {network.name}") as update:
                 found = validate(
@@ -109,7 +97,7 @@ class Validate(ModelJob):
                 remedy = find_remedy(bench, found, budget=budget)
                 remedy = replace(remedy, plan=_priced(remedy.plan, plan, network, context))
             of = digests_of(context, network, plans={network.name: plan})
-            protocol = {"cosine": found.cosine, "precision": self.kernel_precision}
+            protocol = {"cosine": found.cosine, "precision": self.precision}
             origin = recorded(context.device, of, **protocol, seed=self.seed)
         if self.write_plan is not None:
             kept = replace(remedy.plan if remedy else plan, origin=context.origin())
@@ -156,7 +144,7 @@ def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "ok": validation.ok,
         "diagnosis": validation.diagnosis,
         "left": {
-            "ops": [check.part.label for check in validation.ops.checks if not check.is_reached],
+            "ops": [check.part.label for check in validation.checks if not check.is_reached],
             "samples": validation.samples_left,
         },
         "first_bad": None if bad is None else bad.part.layer.name,
@@ -175,7 +163,7 @@ def result_of(validation: Validation, remedy: Remedy | None) -> dict[str, Any]:
         "outputs": asdict(validation.whole.worst),
         "cosine": validation.whole.worst.cosine,
         "max_rel_err": validation.whole.worst.max_rel_err,
-        "accumulated_lost": validation.ops.lost,
+        "accumulated_lost": validation.lost,
         "fallbacks": [asdict(refused) for refused in validation.whole.refused],
         "placement": [asdict(op) for op in validation.placed],
         "ops": validation.rows(),

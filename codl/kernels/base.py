@@ -184,7 +184,6 @@ class Variant(Protocol):
     @property
     def name(self) -> str:
         """Name such as `cpu_gemm`, unique within the op kind."""
-        ...
 
     @property
     def backend(self) -> Backend: ...
@@ -192,17 +191,14 @@ class Variant(Protocol):
     @property
     def is_plannable(self) -> bool:
         """False for a variant that is rarely the fastest; it runs only by explicit request."""
-        ...
 
     @property
     def takes_batch(self) -> bool:
         """True where one run computes all images of a batch."""
-        ...
 
     @property
     def op_columns(self) -> type[Columns] | None:
         """The type of columns that features are computed from; None for features per op."""
-        ...
 
     @property
     def transforms_weights(self) -> bool:
@@ -210,18 +206,15 @@ class Variant(Protocol):
 
         Then `weight_growth` is the ratio of stored to original elements; see `Tuning`.
         """
-        ...
 
     def changes_nonfinite(self, op: Any) -> bool:
         """True where NaN or infinities of `op` become finite, or spread to other elements.
 
         Library functions drop NaN; tiles mix pixels, and channel blocks mix groups.
         """
-        ...
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         """The reason why this variant cannot compute `op`, as rule and value; None if it can."""
-        ...
 
     def features(self, op: Any, soc: Soc) -> dict[str, float]:
         """Analytic features of `op` for predictors (the paper's section 5.2).
@@ -229,7 +222,6 @@ class Variant(Protocol):
         They count blocks, waves, padded multiply-adds and bytes after tiling and padding. Names are
         equal for all ops. Training and planning both call this.
         """
-        ...
 
 
 def work(op: Op) -> dict[str, float]:

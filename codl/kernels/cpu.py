@@ -24,7 +24,7 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.records.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels.base import Backend, Choice, work
-from codl.kernels.feature_columns import ChoiceColumns, single
+from codl.kernels.tiling import ChoiceColumns, single
 
 
 @dataclass(frozen=True)
@@ -240,19 +240,17 @@ def nd_plan(op: Any, nodes: Sequence[Node], constants: NamedArrays | None = None
     return OrtPlan(tuple(nodes), op.shapes, op.out_sizes, constants or {})
 
 
-#: ONNX's node type for each activation of one node, with its attributes.
-_ONE_NODE: Mapping[str, tuple[str, Callable[[Activation], Mapping[str, Any]]]] = {
-    "relu": ("Relu", lambda a: {}),
-    "leaky_relu": ("LeakyRelu", lambda a: {"alpha": a.alpha}),
-    "sigmoid": ("Sigmoid", lambda a: {}),
-    "tanh": ("Tanh", lambda a: {}),
-    "hard_sigmoid": ("HardSigmoid", lambda a: {"alpha": a.alpha, "beta": a.beta}),
-    "hard_swish": ("HardSwish", lambda a: {}),
-    "gelu": ("Gelu", lambda a: {}),
-    "gelu_tanh": ("Gelu", lambda a: {"approximate": "tanh"}),
-    "elu": ("Elu", lambda a: {"alpha": a.alpha}),
-    "erf": ("Erf", lambda a: {}),
-}
+#: Attributes of ONNX's nodes for the parameters of activations.
+_ATTRIBUTES = {"leaky_relu": ("alpha",), "hard_sigmoid": ("alpha", "beta"), "elu": ("alpha",)}
+
+
+def window_attributes(op: Any) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(op.kernel),
+        "strides": list(op.stride),
+        "dilations": list(op.dilation),
+        "pads": [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
+    }
 
 
 def activation_nodes(activation: Activation) -> tuple[list[Node], NamedArrays]:
@@ -264,8 +262,11 @@ def activation_nodes(activation: Activation) -> tuple[list[Node], NamedArrays]:
         return [node("Clip", ("x0", *bounds))], bounds
     if activation.kind == "silu":
         return [node("Sigmoid", output="gate"), node("Mul", ("x0", "gate"))], {}
-    kind, attributes = _ONE_NODE[activation.kind]
-    return [node(kind, **attributes(activation))], {}
+    if activation.kind == "gelu_tanh":
+        return [node("Gelu", approximate="tanh")], {}
+    names = _ATTRIBUTES.get(activation.kind, ())
+    values: dict[str, Any] = dict(zip(names, (activation.alpha, activation.beta), strict=False))
+    return [node(activation.kind.title().replace("_", ""), **values)], {}
 
 
 # Variants of ONNX Runtime and OpenVINO.

@@ -14,51 +14,38 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from codl.ir import types
 from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Weights
 from codl.ir.ops.window import WindowColumns, WindowOp
 from codl.ir.records.soc import Soc
-from codl.ir.types import (
-    ARITHMETIC,
-    BLOCKED,
-    BLOCKED_HALF,
-    IMAGE,
-    IMAGE_HALF,
-    PLANAR,
-    PLANAR_HALF,
-    ConstantArray,
-    Element,
-    ImageSize,
-    Processor,
-    Storage,
-)
-from codl.kernels.base import (
-    ApartArg,
-    Arg,
-    Backend,
-    Choice,
-    KernelLaunch,
-    KernelPlan,
-    TensorArg,
-    no_constants,
-)
-from codl.kernels.feature_columns import ChoiceColumns, first_choice, single, unique
+from codl.ir.types import ARITHMETIC, PLANAR, ConstantArray, Element, Processor, Storage
+from codl.kernels import base
+from codl.kernels.base import ApartArg, Choice, KernelLaunch, KernelPlan, TensorArg, no_constants
 from codl.kernels.source import MOST_UNROLLED
 from codl.kernels.tiling import (
     GROUP,
     TEXEL,
+    ChoiceColumns,
     base_defines,
     ceil_div,
+    first_choice,
     group_shapes,
     image_refusal,
-    item_grid,
+    round_up,
     rounds,
+    single,
     strip,
+    unique,
     waves,
 )
 
 #: Storages of most kernels: buffers in channel blocks, planar buffers, and images.
-BLOCKS, PLANES, IMAGES = (BLOCKED, BLOCKED_HALF), (PLANAR, PLANAR_HALF), (IMAGE, IMAGE_HALF)
+BLOCKS, PLANES, IMAGES = (
+    (types.BLOCKED, types.BLOCKED_HALF),
+    (PLANAR, types.PLANAR_HALF),
+    (types.IMAGE, types.IMAGE_HALF),
+)
 ANY_DEVICE, REAL_GPU, CPU_DEVICE = frozenset({"cpu", "gpu"}), frozenset({"gpu"}), frozenset({"cpu"})
 
 #: The OpenCL platform of Mesa.
@@ -124,16 +111,25 @@ class Grid:
 
     @property
     def sizes(self) -> Sizes:
+        """Global size, local size, and work-items with work.
+
+        On a CPU `others` (channel blocks) is the fast dimension, so that consecutive work-items
+        reuse a strip of the input. On a GPU neighbours compute neighbouring pixels.
+        """
         strips, others, teams = _number(self.strips), _number(self.others), _number(self.teams)
-        shape = None if self.soc.gpu.is_cpu else tuple(_number(size) for size in self.shape)
-        sizes = item_grid(strips, others, self.soc, shape=shape)
+        if self.soc.gpu.is_cpu:
+            sizes = (others, strips), (1, 1), (others, strips)
+        else:
+            width, high = (_number(size) for size in self.shape)
+            launched = round_up(strips, width), round_up(others, high)
+            sizes = launched, (width, high), (strips, others)
         if teams == 1:
             return sizes
         size, local, used = ((*each, teams) for each in sizes)
         return size, local, used
 
 
-def launch(kernel: str, sizes: Sizes, *args: Arg, **named: Any) -> KernelLaunch:
+def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLaunch:
     """A launch over `sizes`, with tensors and constants first, then named numbers.
 
     The names are the kernel's parameters, in order; a column must have length 1.
@@ -172,7 +168,7 @@ class Kernel:
     #: Device types on which it should compute a following add (see `adding`).
     adds_on: ClassVar[frozenset[str]] = frozenset()
     processor: ClassVar[Processor] = "gpu"
-    backend: ClassVar[Backend] = "opencl"
+    backend: ClassVar[base.Backend] = "opencl"
     is_plannable: ClassVar[bool] = True
     transforms_weights: ClassVar[bool] = False
     op_columns: ClassVar[type[Columns] | None] = None
@@ -182,26 +178,18 @@ class Kernel:
     #: Choices of tuning parameters, the default first; `items` are those of a work-group.
     tried: ClassVar[tuple[Choice, ...]] = ({},)
 
+    #: Name of the unmeasured variant for the same ops among planar tensors, if any.
+    planar_fallback: str | None = None
+
     def __init__(self, storage: Storage | None = None, arithmetic: Element = "float32") -> None:
         self.storage = self.storages[0] if storage is None else storage
         self.arithmetic = arithmetic
         self.name = f"{self.base_name}{self.storage.suffix}{ARITHMETIC[arithmetic]}"
         self.takes_batch = self.batches and not self.in_images
 
-    @classmethod
-    def arithmetics(cls, storage: Storage) -> tuple[Element, ...]:
-        """Types in which the kernel can multiply tensors of a storage."""
-        is_half = cls.multiplies_halves and storage.element == "float16"
-        return ("float16", "float32") if is_half else ("float32",)
-
     @property
     def in_images(self) -> bool:
         return self.storage.layout == "image"
-
-    @property
-    def planar_fallback(self) -> str | None:
-        """Name of the unmeasured variant for the same ops among planar tensors, if any."""
-        return None
 
     def changes_nonfinite(self, op: Any) -> bool:
         groups = getattr(op, "groups", 1)
@@ -267,7 +255,7 @@ class Kernel:
         *launches: KernelLaunch,
         macros: Mapping[str, int | float | str | bool] | None = None,
         pack: Callable[[Weights], Mapping[str, ConstantArray]] = no_constants,
-        scratch: Mapping[str, int | ImageSize] | None = None,
+        scratch: Mapping[str, int | types.ImageSize] | None = None,
         images: Iterable[str] = (),
         floats: Iterable[TensorArg] = (),
         source: str | None = None,
@@ -281,12 +269,15 @@ class Kernel:
         arguments = dict.fromkeys(arg for each in launches for arg in each.args)
         is_planar = self.storage.layout == "planar"
         in_halves = self.storage.element == "float16" and not is_planar
+        is_half = self.arithmetic == "float16"
+        by_mesa = is_half and self.in_images and soc.gpu.platform == MESA
+        flags = {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa, **(macros or {})}
         return KernelPlan(
             source=source or self.source,
             launches=launches,
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                **defined({**self._arithmetic_macros(soc), **(macros or {})}),
+                **{k: int(v) if v is True else v for k, v in flags.items() if v is not False},
             },
             pack=partial(_halved, pack) if in_halves else pack,
             scratch=scratch or {},
@@ -298,11 +289,6 @@ class Kernel:
             },
             whole_batch=is_planar or self.takes_batch,
         )
-
-    def _arithmetic_macros(self, soc: Soc) -> dict[str, bool]:
-        is_half = self.arithmetic == "float16"
-        by_mesa = is_half and self.in_images and soc.gpu.platform == MESA
-        return {"HALF_ARITHMETIC": is_half, "RUSTICL": by_mesa}
 
     def width(self, soc: Soc) -> int:
         """Channels of a block or texel."""
@@ -365,12 +351,6 @@ def _halved(
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in pack(weights).items()}
 
 
-def defined(macros: Mapping[str, int | float | str | bool]) -> dict[str, int | float | str]:
-    return {
-        name: 1 if value is True else value for name, value in macros.items() if value is not False
-    }
-
-
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
     """Variants of all entries by storage, buffers first, then in order of the entries.
 
@@ -378,12 +358,14 @@ def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:
     """
     storages = dict.fromkeys(storage for entry in entries for storage in entry.storages)
     in_order = sorted(storages, key=lambda storage: storage in IMAGES)
+    arithmetics: tuple[Element, ...] = ("float16", "float32")
     return [
         entry(storage, arithmetic)
         for storage in in_order
         for entry in entries
         if storage in entry.storages
-        for arithmetic in entry.arithmetics(storage)
+        for arithmetic in arithmetics
+        if arithmetic == "float32" or (entry.multiplies_halves and storage.element == "float16")
     ]
 
 
@@ -434,10 +416,17 @@ class RowTiles:
         return cls(pixels, blocks, in_row, tiles, Grid.of(tiles, blocks, longest, soc, **grid))
 
 
-def span_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
-    """Macros: input columns under `pixels` neighbours, and whether these are too many to unroll."""
+def window_macros(op: WindowOp, pixels: int) -> dict[str, int | bool]:
+    """Macros of a row of a window under `pixels` neighbours, which is unrolled if short enough."""
     columns = (pixels - 1) * op.stride.w + (op.kernel.w - 1) * op.dilation.w + 1
-    return {"SPAN": columns, "ROLLED": columns > MOST_UNROLLED}
+    return {
+        "PIXELS": pixels,
+        "KERNEL_W": op.kernel.w,
+        "STRIDE_W": op.stride.w,
+        "DILATION_W": op.dilation.w,
+        "SPAN": columns,
+        "ROLLED": columns > MOST_UNROLLED,
+    }
 
 
 def span(ops: WindowColumns, pixels: Column | float) -> Column:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Any, ClassVar
@@ -15,8 +14,8 @@ from codl.ir.ops.reductions import REDUCTIONS, Channels, Norm, Reduce, Softmax
 from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import NamedArrays, OrtPlan, ints, node, number, of_onnx
-from codl.kernels.kernel import BLOCKS, Kernel, Sizes, launch, of_every_storage
-from codl.kernels.tiling import GROUP, ceil_div, grid_rounds, item_grid, power_of_two, strip, waves
+from codl.kernels.kernel import BLOCKS, Grid, Kernel, Sizes, launch, of_every_storage
+from codl.kernels.tiling import GROUP, ceil_div, power_of_two, strip, waves
 
 #: The most elements of whole rows per work-item on a CPU: some microseconds.
 LONGEST_STRIP = 1 << 15
@@ -89,9 +88,7 @@ class _AlongAxes(Kernel):
         if rows.inner == 1:
             grid = RowGrid.of(rows.outer, rows.size, choice, soc).features(soc)
         else:
-            vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
-            turns = grid_rounds(vectors, rows.outer, soc)
-            grid = {"work_items": vectors * rows.outer, "waves": turns}
+            grid = _columns(rows, choice, soc).features
         return {
             "rows": rows.outer * rows.inner,
             "loop_length": rows.size,
@@ -101,29 +98,31 @@ class _AlongAxes(Kernel):
 
     def build(self, op: Any, soc: Soc, choice: Choice) -> KernelPlan:
         rows: AxisBlock = op.rows
-        macros: dict[str, Any] = {"WIDE": choice.get("wide", 1), **self.macros(op)}
+        more, values = self.details(op)
+        macros: dict[str, Any] = {"WIDE": choice.get("wide", 1), **more}
         if rows.inner == 1:
             grid = RowGrid.of(rows.outer, rows.size, choice, soc)
             sizes, macros = grid.sizes, {**macros, **grid.defines}
             numbers = {"strip": grid.strip, "rows": rows.outer, "size": rows.size}
         else:
-            sizes = self._columns(rows, choice, soc)
+            columns = _columns(rows, choice, soc)
+            sizes = columns.sizes
+            if soc.gpu.is_cpu:  # neighbours are in the first dimension here, too
+                sizes = (columns.strips, columns.others), (1, 1)
             numbers = {"size": rows.size, "inner": rows.inner}
         kernel = f"{self.prefix}_{'rows' if rows.inner == 1 else 'columns'}"
-        along = launch(kernel, sizes, *ENDS, **numbers, **self.numbers(op))
+        along = launch(kernel, sizes, *ENDS, **numbers, **values)
         return self.assemble(op, soc, along, macros=macros)
 
-    def macros(self, op: Any) -> Mapping[str, int | bool]:
-        return {}
+    def details(self, op: Any) -> tuple[dict[str, int | bool], dict[str, float]]:
+        """Macros of an op, and its last kernel arguments."""
+        raise NotImplementedError
 
-    def numbers(self, op: Any) -> Mapping[str, float]:
-        return {}
 
-    def _columns(self, rows: AxisBlock, choice: Choice, soc: Soc) -> Sizes:
-        vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
-        if soc.gpu.is_cpu:
-            return (vectors, rows.outer), (1, 1)
-        return item_grid(vectors, rows.outer, soc)
+def _columns(rows: AxisBlock, choice: Choice, soc: Soc) -> Grid:
+    """The grid of vectors of columns."""
+    vectors = ceil_div(rows.inner, choice["wide"] * soc.gpu.vector_width)
+    return Grid.of(vectors, rows.outer, 1, soc)
 
 
 class GpuReduce(_AlongAxes):
@@ -136,11 +135,8 @@ class GpuReduce(_AlongAxes):
         moved = {"input_bytes": read, "output_bytes": written}
         return {**super().counts(op, soc, choice), **moved}
 
-    def macros(self, op: Reduce) -> dict[str, int]:
-        return {"MODE": list(REDUCTIONS).index(op.mode)}
-
-    def numbers(self, op: Reduce) -> dict[str, float]:
-        return {"per_element": 1.0 / op.rows.size}
+    def details(self, op: Reduce) -> tuple[dict[str, int | bool], dict[str, float]]:
+        return {"MODE": list(REDUCTIONS).index(op.mode)}, {"per_element": 1.0 / op.rows.size}
 
 
 class GpuSoftmax(_AlongAxes):
@@ -152,8 +148,8 @@ class GpuSoftmax(_AlongAxes):
         written = self.stored(op.output.elements)
         return {**super().counts(op, soc, choice), "output_bytes": written}
 
-    def macros(self, op: Softmax) -> dict[str, bool]:
-        return {"LOG": op.log}
+    def details(self, op: Softmax) -> tuple[dict[str, int | bool], dict[str, float]]:
+        return {"LOG": op.log}, {}
 
 
 #: The most pixels of a block per work-item on a CPU: some microseconds.
@@ -212,33 +208,22 @@ class GpuNorm(Kernel):
             per_element=1.0 / op.run,
             epsilon=float(op.epsilon),
         )
-        macros: dict[str, Any] = {**_norm_macros(op), "IN_RUNS": channels.run > 1}
+        macros = {"CENTER": op.center, "AFFINE": op.affine, "IN_RUNS": channels.run > 1}
         return self.assemble(op, soc, norm, macros={**grid.defines, **macros})
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """Pieces of a block, and on a CPU the consecutive pixels of a piece.
-
-    The last step adds up the sums of `parts` parts.
-    """
-
-    number: int
-    strip: int
-    parts: int
-
-    @classmethod
-    def of(cls, op: Norm, soc: Soc) -> _Pieces:
-        pixels = op.output.h * op.output.w
-        if soc.gpu.is_cpu:
-            length = strip(pixels, soc.gpu.blocks(op.output.c), MOST_PIXELS, soc)
-            number = ceil_div(pixels, length)
-            return cls(number, length, number)
-        if pixels <= MOST_PIECES * MANY_PIXELS:
-            number = min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS))
-            return cls(number, 0, number)
-        number = ceil_div(pixels, MANY_PIXELS)
-        return cls(number, 0, ceil(sqrt(number)))
+def _pieces(op: Norm, soc: Soc) -> tuple[int, int, int]:
+    """Pieces of a block, on a CPU the pixels of a piece, and the parts that are added up last."""
+    pixels = op.output.h * op.output.w
+    if soc.gpu.is_cpu:
+        length = strip(pixels, soc.gpu.blocks(op.output.c), MOST_PIXELS, soc)
+        number = ceil_div(pixels, length)
+        return number, length, number
+    if pixels <= MOST_PIECES * MANY_PIXELS:
+        number = min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS))
+        return number, 0, number
+    number = ceil_div(pixels, MANY_PIXELS)
+    return number, 0, ceil(sqrt(number))
 
 
 class GpuBlockedNorm(Kernel):
@@ -255,52 +240,37 @@ class GpuBlockedNorm(Kernel):
         return None
 
     def counts(self, op: Norm, soc: Soc, choice: Choice) -> dict[str, float]:
-        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        items, vectors = pieces.number * blocks, op.output.h * op.output.w * blocks
+        (pieces, _, parts), blocks = _pieces(op, soc), soc.gpu.blocks(op.output.c)
+        vectors = op.output.h * op.output.w * blocks
         return {
             "output_blocks": vectors,
             "activations": vectors * (op.activation.kind != "none"),
-            "sums": items * pieces.parts,
-            "work_items": items,
-            "waves": grid_rounds(pieces.number, blocks, soc),
+            "sums": pieces * blocks * parts,
+            **Grid.of(pieces, blocks, 1, soc).features,
             "output_bytes": self.stored(vectors * soc.gpu.vector_width),
         }
 
     def build(self, op: Norm, soc: Soc, choice: Choice) -> KernelPlan:
-        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        sizes = item_grid(pieces.number, blocks, soc)
-        pixels = op.output.h * op.output.w
-        cut = {"pieces": pieces.number, "strip": pieces.strip, "pixels": pixels}
+        (pieces, length, parts), blocks = _pieces(op, soc), soc.gpu.blocks(op.output.c)
+        sizes, pixels = Grid.of(pieces, blocks, 1, soc).sizes, op.output.h * op.output.w
+        cut = {"pieces": pieces, "strip": length, "pixels": pixels}
         launches = [launch("norm_sums", sizes, ENDS[0], SUMS, **cut)]
         sum_bytes, summed = 4 * 2 * soc.gpu.vector_width * blocks, SUMS
-        scratch = {"sums": sum_bytes * pieces.number}
-        if pieces.parts < pieces.number:
-            fold = item_grid(pieces.parts, blocks, soc)
-            between = {"pieces": pieces.number, "folded": FOLDED, "parts": pieces.parts}
+        scratch = {"sums": sum_bytes * pieces}
+        if parts < pieces:
+            fold = Grid.of(parts, blocks, 1, soc).sizes
+            between = {"pieces": pieces, "folded": FOLDED, "parts": parts}
             launches.append(launch("norm_fold", fold, SUMS, **between))
-            scratch["folded"], summed = sum_bytes * pieces.parts, FOLDED
-        launches.append(
-            launch(
-                "norm_channels",
-                sizes,
-                *_inputs(op),
-                ENDS[1],
-                summed,
-                parts=pieces.parts,
-                **cut,
-                per_element=1.0 / pixels,
-                epsilon=float(op.epsilon),
-            )
-        )
-        return self.assemble(op, soc, *launches, macros=_norm_macros(op), scratch=scratch)
+            scratch["folded"], summed = sum_bytes * parts, FOLDED
+        tensors: tuple[Any, ...] = (*_inputs(op), ENDS[1], summed)
+        last = {"per_element": 1.0 / pixels, "epsilon": float(op.epsilon)}
+        launches.append(launch("norm_channels", sizes, *tensors, parts=parts, **cut, **last))
+        macros = {"CENTER": op.center, "AFFINE": op.affine}
+        return self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
 
 
 def _inputs(op: Norm) -> list[TensorArg]:
     return [TensorArg("input", index) for index in range(len(op.shapes))]
-
-
-def _norm_macros(op: Norm) -> dict[str, bool]:
-    return {"CENTER": op.center, "AFFINE": op.affine}
 
 
 def _segment(op: Norm) -> int:
@@ -328,33 +298,21 @@ def _onnx_softmax(op: Softmax) -> OrtPlan:
     return OrtPlan((softmax,), (seen,), seen)
 
 
-_REDUCTIONS: Mapping[str, str] = {
-    "sum": "ReduceSum",
-    "mean": "ReduceMean",
-    "max": "ReduceMax",
-    "min": "ReduceMin",
-    "prod": "ReduceProd",
-    "l1": "ReduceL1",
-    "l2": "ReduceL2",
-    "sum_square": "ReduceSumSquare",
-    "log_sum": "ReduceLogSum",
-    "log_sum_exp": "ReduceLogSumExp",
-}
-
-
 def _onnx_reduce(op: Reduce) -> OrtPlan:
     """The op as an ONNX node that keeps the axis; OpenVINO swaps others with a transpose."""
-    reduce = node(_REDUCTIONS[op.mode], ("x0", "axis"), keepdims=1)
+    kind = op.mode.title().replace("_", "")
+    reduce = node(f"Reduce{kind}", ("x0", "axis"), keepdims=1)
     outer, _, inner = op.rows
     return OrtPlan((reduce,), (tuple(op.rows),), (outer, 1, inner), {"axis": ints(1)})
 
 
 def _onnx_norm(op: Norm) -> OrtPlan:
-    if op.center and op.affine and _is_layer_norm(op):
-        normalized = op.shapes[0][op.axis :]
+    normalized = op.shapes[0][op.axis :]
+    is_per_element = op.groups == 1 and set(op.shapes[-1][: op.axis]) <= {1}
+    if op.center and op.affine and is_per_element and op.shapes[1][op.axis :] == normalized:
         norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
         return OrtPlan((norm,), (op.shapes[0], normalized, normalized), op.shapes[0])
-    nodes, constants = _instance_norm(op) if op.center else _root_mean_square(op)
+    nodes, constants = _normalized(op)
     shapes = (op.shapes[0], *(op.shapes[1] for _ in op.shapes[1:]))
     if op.affine:
         nodes += [node("Mul", ("normal", "x1"), "scaled"), node("Add", ("scaled", "x2"))]
@@ -363,43 +321,33 @@ def _onnx_norm(op: Norm) -> OrtPlan:
     return OrtPlan(tuple(nodes), shapes, op.shapes[0], constants)
 
 
-def _is_layer_norm(op: Norm) -> bool:
-    """True where scale and bias have one element for each element of a run."""
-    first, last = op.shapes[1][: op.axis], op.shapes[1][op.axis :]
-    return op.groups == 1 and set(first) <= {1} and last == op.shapes[0][op.axis :]
-
-
-def _instance_norm(op: Norm) -> tuple[list[Node], NamedArrays]:
-    """Nodes of a norm whose runs are the channels of one image."""
-    nodes = [
+def _normalized(op: Norm) -> tuple[list[Node], NamedArrays]:
+    """Nodes that norm each run, by its mean and deviation or by its root mean square."""
+    constants: NamedArrays
+    if op.center:
+        constants = {
+            "runs": ints(1, op.runs, op.run),
+            "ones": np.ones(op.runs, np.float32),
+            "zeros": np.zeros(op.runs, np.float32),
+        }
+        names = ("rows", "ones", "zeros")
+        nodes = [node("InstanceNormalization", names, "even", epsilon=op.epsilon)]
+    else:
+        constants = {
+            "runs": ints(op.runs, op.run), "axis": ints(1), "epsilon": number(op.epsilon)
+        }  # fmt: skip
+        nodes = [
+            node("Mul", ("rows", "rows"), "squares"),
+            node("ReduceMean", ("squares", "axis"), "mean", keepdims=1),
+            node("Add", ("mean", "epsilon"), "above"),
+            node("Sqrt", ("above",), "root"),
+            node("Div", ("rows", "root"), "even"),
+        ]
+    into, back = (
         node("Reshape", ("x0", "runs"), "rows"),
-        node("InstanceNormalization", ("rows", "ones", "zeros"), "even", epsilon=op.epsilon),
         node("Reshape", ("even", "back"), "normal"),
-    ]
-    return nodes, {
-        "runs": ints(1, op.runs, op.run),
-        "ones": np.ones(op.runs, np.float32),
-        "zeros": np.zeros(op.runs, np.float32),
-        "back": ints(*op.shapes[0]),
-    }
-
-
-def _root_mean_square(op: Norm) -> tuple[list[Node], NamedArrays]:
-    nodes = [
-        node("Reshape", ("x0", "runs"), "rows"),
-        node("Mul", ("rows", "rows"), "squares"),
-        node("ReduceMean", ("squares", "axis"), "mean", keepdims=1),
-        node("Add", ("mean", "epsilon"), "above"),
-        node("Sqrt", ("above",), "root"),
-        node("Div", ("rows", "root"), "even"),
-        node("Reshape", ("even", "back"), "normal"),
-    ]
-    return nodes, {
-        "runs": ints(op.runs, op.run),
-        "axis": ints(1),
-        "epsilon": number(op.epsilon),
-        "back": ints(*op.shapes[0]),
-    }
+    )
+    return [into, *nodes, back], {**constants, "back": ints(*op.shapes[0])}
 
 
 VARIANTS = (

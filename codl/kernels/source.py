@@ -26,10 +26,6 @@ STANDARD = "-cl-std=CL1.2"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
-def source_text(plan: KernelPlan) -> str:
-    return text_of(plan.source)
-
-
 @cache
 def text_of(name: str) -> str:
     """The text of a source file, with the common source in front."""

@@ -1,4 +1,4 @@
-"""Tiling of GPU kernels, for integers or columns: work-groups, registers, images, activations."""
+"""Tiling of GPU kernels, and features that kernels share, for numbers or columns of ops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import columns
-from codl.ir.columns import Column
+from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.ops.base import ACTIVATIONS, Activation, Array, Op
 from codl.ir.records.soc import GpuSide, Soc
+from codl.ir.records.tuned import Choice
 from codl.ir.region import Shape
 from codl.ir.types import BLOCKED, Storage
 
@@ -138,31 +139,6 @@ def group_shapes(
     return width.reshape(shape), high.reshape(shape)
 
 
-def item_grid(
-    strips: int, others: int, soc: Soc, *, shape: tuple[int, int] | None = None
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Global size, local size, and work-items with work, for `strips` x `others` work-items.
-
-    On a CPU `others` (channel blocks) is the fast dimension, so that consecutive work-items reuse a
-    strip of the input. On a GPU neighbours compute neighbouring pixels, and work-groups have
-    `shape`, or the best fit.
-    """
-    if soc.gpu.is_cpu:
-        return (others, strips), (1, 1), (others, strips)
-    items, wave = group_items(soc), soc.gpu.wave_size
-    width, high = shape or group_shape(strips, others, items=items, wave=wave)
-    launched = round_up(strips, width), round_up(others, high)
-    return launched, (width, high), (strips, others)
-
-
-def grid_rounds(strips: Any, others: Any, soc: Soc) -> Any:
-    """Rounds of an `item_grid`, in whole work-groups."""
-    if soc.gpu.is_cpu:
-        return rounds(strips * others, soc)
-    width, high = group_shapes(strips, others, 1, soc)
-    return rounds(ceil_div(strips, width) * (others / high), soc)
-
-
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
     """The bias in whole blocks of channels, followed by blocks of zeros."""
     size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
@@ -272,7 +248,7 @@ def most_pixels(blocks: int, gpu: GpuSide, limit: int = MOST_PIXELS) -> int:
     return max(0, min(limit, (assumed_registers(gpu) - UNDER_WAY) // blocks - 1))
 
 
-def effort(pixels: float, blocks: int, gpu: GpuSide) -> float:
+def effort(pixels: Any, blocks: Any, gpu: GpuSide) -> Any:
     """Instructions per multiply-add in a tile of `pixels` x `blocks`."""
     return 1 + 1 / pixels + spreading(gpu) / blocks + 1 / (pixels * blocks)
 
@@ -391,3 +367,94 @@ def float_literal(value: float) -> str:
     if isinf(value):
         return "INFINITY" if value > 0 else "(-INFINITY)"
     return f"({value!r}f)"
+
+
+# Features over columns of ops: vector steps, cache misses, and choices.
+
+
+def halvings(sizes: Column, width: int) -> Column:
+    """Steps through `sizes` elements: vectors of `width`, then ever narrower ones for the rest."""
+    steps = np.floor(sizes / width)
+    left = sizes - steps * width
+    while width > 1:
+        width //= 2
+        fits = left >= width
+        steps += fits
+        left -= fits * float(width)
+    return steps
+
+
+def packed_vectors(channels: Column, width: int) -> Column:
+    """Vectors of ncnn's packed layout, of 16, 8 or 4 channels if these divide all, else of 1."""
+    vectors = channels
+    for lanes in (4, 8, 16):
+        if lanes <= width:
+            vectors = np.where(rest(channels, lanes) == 0, channels / lanes, vectors)
+    return vectors
+
+
+#: Bytes of a first-level cache, and the third-level cache in units of the second level. These are
+#: usual values; SoC files have none.
+FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
+
+
+def beyond(amount: Column, cache_bytes: float) -> Column:
+    """Bytes that miss a cache when `amount` bytes are read repeatedly.
+
+    None up to half the cache, all from one and a half times the cache, or if its size is 0
+    (unknown).
+    """
+    result: Column = amount * np.clip(amount / max(cache_bytes, 1.0) - 0.5, 0.0, 1.0)
+    return result
+
+
+def by_level(name: str, amount: Column, cache_bytes: float) -> FeatureColumns:
+    """Total bytes, bytes from beyond the second-level cache, and bytes from memory."""
+    return {
+        f"{name}_bytes": amount,
+        f"{name}_beyond": beyond(amount, cache_bytes),
+        f"{name}_far": beyond(amount, THIRD_LEVEL * cache_bytes),
+    }
+
+
+def gpu_cache_bytes(soc: Soc) -> float:
+    """Bytes of a core's second-level cache on a CPU, or of the GPU's global cache."""
+    if soc.gpu.is_cpu:
+        return float(soc.cpu.l2_cache_bytes)
+    return float(max(soc.gpu.global_mem_cache_size, FIRST_LEVEL))
+
+
+def single(features: Mapping[str, Column]) -> dict[str, float]:
+    """The features of one op, from columns of length 1."""
+    return {name: float(values[0]) for name, values in features.items()}
+
+
+#: Tuning parameters by name: a column with a value per op, or a number for all ops.
+ChoiceColumns = Mapping[str, Any]
+
+
+def unique(choices: Iterable[Choice | None]) -> tuple[Choice, ...]:
+    distinct: list[Choice] = []
+    for choice in choices:
+        if choice is not None and choice not in distinct:
+            distinct.append(choice)
+    return tuple(distinct)
+
+
+def first_choice(choice: ChoiceColumns) -> dict[str, int]:
+    return {name: int(np.ravel(values)[0]) for name, values in choice.items()}
+
+
+def least(choices: ChoiceColumns, cost: Column) -> ChoiceColumns:
+    """The cheapest choice of each op; choices and cost are shaped (..., ops)."""
+    best = np.argmin(cost.reshape(-1, cost.shape[-1]), axis=0)
+    at = (*np.unravel_index(best, cost.shape[:-1]), np.arange(cost.shape[-1]))
+    return {name: np.broadcast_to(rows, cost.shape)[at] for name, rows in choices.items()}
+
+
+def in_order(choices: ChoiceColumns, cost: Column) -> tuple[Choice, ...]:
+    """The first op's choices of finite cost, the cheapest first."""
+    costs = cost[..., 0].ravel()
+    table = {k: np.broadcast_to(rows, cost.shape)[..., 0].ravel() for k, rows in choices.items()}
+    order = [row for row in np.argsort(costs, kind="stable") if np.isfinite(costs[row])]
+    return unique({name: int(rows[row]) for name, rows in table.items()} for row in order)

@@ -25,9 +25,9 @@ from codl.ir.records.soc import Soc
 from codl.ir.records.tuned import Choice, Choices, Tuned
 from codl.ir.region import Shape
 from codl.kernels.base import KernelPlan
-from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
+from codl.kernels.tiling import ChoiceColumns
 
 
 @dataclass(frozen=True)

@@ -15,32 +15,19 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import structs
 
+from codl.ir import executable
 from codl.ir.constants import Arrays, Constants
-from codl.ir.executable import (
-    Access,
-    Buffer,
-    Command,
-    Executable,
-    Launch,
-    Net,
-    Place,
-    Program,
-    Step,
-    Tensor,
-)
+from codl.ir.executable import Buffer, Command, Executable, Net, Place, Program, Step, Tensor
 from codl.ir.network import Network
 from codl.ir.records.soc import Soc
 from codl.ir.region import Region, Shape
 from codl.ir.types import BLOCKED, PLANAR, PROCESSORS, ImageSize, Processor, Storage
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import (
-    compile_options,
-    source_text,
-)
+from codl.kernels.source import compile_options, text_of
 from codl.kernels.tiling import image_refusal
 from codl.lower.partition import PartitionedPlan
 
-#: A stage number beyond every stage.
+#: A stage number beyond every stage, also of tensors that a processor holds and does not use.
 NEVER = 1 << 30
 #: Buffers of one kind: their place, and the size where they are images.
 Kind: TypeAlias = tuple[Place, ImageSize | None]
@@ -51,10 +38,6 @@ class Lifetime(NamedTuple):
 
     first: int
     last: int
-
-
-#: The lifetime of a tensor that a processor holds and does not use.
-UNUSED = Lifetime(NEVER, NEVER)
 
 
 def lifetimes(
@@ -190,7 +173,7 @@ class NetworkMemory:
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
 
     def _life(self, processor: Processor, name: str) -> Lifetime:
-        return self._lives[processor].get(name, UNUSED)
+        return self._lives[processor].get(name, Lifetime(NEVER, NEVER))
 
 
 T = TypeVar("T", bound=Hashable)
@@ -231,11 +214,11 @@ class Assembly:
         self.buffers.append(Buffer(place, size, image))
         return len(self.buffers) - 1
 
-    def access(self, tensor: Tensor, region: Region) -> Access:
-        return Access(self.tensors.number(tensor), region)
+    def access(self, tensor: Tensor, region: Region) -> executable.Access:
+        return executable.Access(self.tensors.number(tensor), region)
 
     def program(self, plan: KernelPlan) -> int:
-        return self._program(plan.source, source_text(plan), compile_options(plan.defines))
+        return self._program(plan.source, text_of(plan.source), compile_options(plan.defines))
 
     def _program(self, name: str, text: str, options: str) -> int:
         digest = sha256(text.encode()).hexdigest()
@@ -266,7 +249,7 @@ class Assembly:
 
     def signal(self, event: int) -> None:
         last = self.commands.pop()
-        assert isinstance(last, Launch)
+        assert isinstance(last, executable.Launch)
         self.emit(structs.replace(last, signals=event))
 
     def executable(self, **ports: Any) -> Executable:

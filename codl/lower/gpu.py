@@ -16,34 +16,16 @@ from typing import Any
 from msgspec import structs
 
 from codl.errors import CodlError, NoKernelError
-from codl.ir.executable import (
-    Argument,
-    Constant,
-    GpuOp,
-    Launch,
-    Refusal,
-    Relayout,
-    Scratch,
-    Slice,
-    Tensor,
-)
+from codl.ir import executable
+from codl.ir.executable import Constant, GpuOp, Launch, Refusal, Relayout, Scratch, Slice, Tensor
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.plan import Chain
 from codl.ir.records.soc import Soc
 from codl.ir.region import Region
 from codl.ir.types import PLANAR, Storage
-from codl.kernels import registry
-from codl.kernels.base import (
-    ENDS,
-    ApartArg,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    ScratchArg,
-    TensorArg,
-)
+from codl.kernels import base, registry
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.kernel import Kernel
 from codl.kernels.layout import transform
 from codl.kernels.source import compile_options, source_digest
@@ -67,12 +49,8 @@ class Work:
         return (self.part,) if self.add is None else (self.part, self.add)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(part.layer.name for part in self.parts)
-
-    @property
     def label(self) -> str:
-        return " + ".join(self.names)
+        return " + ".join(part.layer.name for part in self.parts)
 
     @property
     def result(self) -> Part:
@@ -99,12 +77,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects kernels except refused ones; with `fuse` off, none computes a residual add."""
+    """Selects kernels except refused ones."""
 
     soc: Soc
     tuning: Tuning
     without: Sequence[Refusal] = ()
-    fuse: bool = True
     _plans: dict[tuple[Any, ...], KernelPlan] = field(default_factory=dict, repr=False)
 
     def plan(self, variant: Any, op: Op, choice: Choice | None = None) -> KernelPlan:
@@ -121,8 +98,7 @@ class Selector:
         `outputs` are the tensors that other chains read. Raises `NoKernelError` for a layer without
         a kernel that works.
         """
-        single = [Work(part) for part in shard.parts]
-        fused = works(shard, outputs, planned, self.soc) if self.fuse else single
+        fused = works(shard, outputs, planned, self.soc)
         return [selection for work in fused for selection in self._selected(work, planned)]
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
@@ -192,6 +168,26 @@ class KernelLowering:
     def __init__(self, assembly: Assembly, arena: Arena, soc: Soc) -> None:
         self._assembly, self._arena, self._soc = assembly, arena, soc
 
+    def compute(
+        self,
+        plan: KernelPlan,
+        arguments: Mapping[TensorArg, tuple[Tensor, Region]],
+        weights: Weights,
+        choice: Choice | None,
+        **described: Any,
+    ) -> None:
+        """Emit the launches of a kernel plan as a step; `described` are fields of its `GpuOp`.
+
+        The output is the last of the `arguments`, which are as in `launch`.
+        """
+        constants = self._constants(plan, described["ops"], described["variant"], weights)
+        *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
+        chosen = None if choice is None else dict(choice)
+        gpu_op = GpuOp(
+            **described, choice=chosen, reads=tuple(reads), writes=writes, constants=constants
+        )
+        self.launch(plan, arguments, step=self._assembly.step(gpu_op), constants=constants)
+
     def launch(
         self,
         plan: KernelPlan,
@@ -216,7 +212,7 @@ class KernelLowering:
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
         program = self._assembly.program(plan)
 
-        def value(arg: Arg, image: int) -> Argument:
+        def value(arg: Arg, image: int) -> executable.Argument:
             """The value of an argument of a launch that computes from `image` on."""
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
@@ -228,7 +224,7 @@ class KernelLowering:
                 return Constant(constants, arg.name, arg.name in plan.images)
             if isinstance(arg, ScratchArg):
                 return Scratch(scratch[arg.name])
-            if isinstance(arg, ApartArg):
+            if isinstance(arg, base.ApartArg):
                 tensor, region = tensors[arg.tensor]
                 return tensor.image_stride if region.images.size > 1 else 0
             return float(arg) if isinstance(arg, float) else int(arg)
@@ -249,7 +245,7 @@ class KernelLowering:
         for buffer in scratch.values():
             self._arena.give(buffer)
 
-    def constants(
+    def _constants(
         self, plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
     ) -> int | None:
         """Add the packed weights of a kernel plan; None for kernels that read no weights.
@@ -383,21 +379,16 @@ class GpuLowering:
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
         weights = work.part.layer.op.restrict_weights(work.part.layer.weights, work.part.region)
-        ops = tuple(to_text(part.op) for part in work.parts)
-        constants = self._kernels.constants(plan, ops, selection.variant.name, weights)
-        *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
-        gpu_op = GpuOp(
+        self._kernels.compute(
+            plan,
+            arguments,
+            weights,
+            selection.choice,
             label=work.label,
-            layers=work.names,
-            ops=ops,
+            layers=tuple(part.layer.name for part in work.parts),
+            ops=tuple(to_text(part.op) for part in work.parts),
             variant=selection.variant.name,
-            choice=None if selection.choice is None else dict(selection.choice),
-            reads=tuple(reads),
-            writes=writes,
-            constants=constants,
         )
-        step = self._assembly.step(gpu_op)
-        self._kernels.launch(plan, arguments, step=step, constants=constants)
         output = result.layer.output
         if stored is not target:
             self._copy(target, stored, result.region, result.region)

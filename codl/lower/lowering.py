@@ -46,7 +46,7 @@ from codl.lower.assembly import Arena, Assembly, NetworkMemory
 from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
 from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn, variant_of
 from codl.lower.onnx import lower_onnx
-from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
+from codl.lower.partition import PartitionedPlan, Segment, TensorMove, partition_plan
 
 #: The name of the array of a network constant.
 VALUE = "value"
@@ -59,16 +59,14 @@ def lower(
     tuning: Tuning,
     *,
     without: Sequence[Refusal] = (),
-    fuse: bool = True,
 ) -> Executable:
     """Lower a plan of a network for a SoC; equal arguments give equal executables everywhere.
 
     `tuning` has the tuned choices of kernels, and `without` the kernels that a device has refused.
-    With `fuse` off, every layer has kernels of its own, for comparisons. Raises `MismatchError`
-    where the plan is for another model or SoC, has no variant for a layer, or has a variant that is
-    wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
+    Raises `MismatchError` where the plan is for another model or SoC, has no variant for a layer,
+    or has a variant that is wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
     """
-    selector = Selector(soc, tuning, tuple(without), fuse)
+    selector = Selector(soc, tuning, tuple(without))
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned, soc)
     return Lowering(partitioned, selector).run()
@@ -270,19 +268,22 @@ class Lowering:
             for name, region in (*shard.inputs.items(), *left.items())
         }
         groups = grouped(layers)
-        between = _between(groups)
+        made = [{layer.output for layer in group} for group in groups]
+        between = {
+            name
+            for group, own in zip(groups, made, strict=True)
+            for layer in group
+            for name in {name for name, _ in layer.inputs} - own
+        }
         for part in shard.parts:
-            name = part.layer.output
+            name, shape, region = part.layer.output, part.layer.op.output, part.region
             if name not in places and name in between:
-                places[name] = self._own_memory(part)
+                buffer = assembly.buffer("cpu", region.shape(shape).bytes)
+                own_memory = Tensor(name, buffer, shape, region, PLANAR, 1)
+                places[name] = assembly.access(own_memory, region)
         for members in groups:
             net = lower_net(Group.of(members, places), assembly)
             assembly.emit(RunNet(assembly.net(net)))
-
-    def _own_memory(self, part: Part) -> Access:
-        name, shape, region = part.layer.output, part.layer.op.output, part.region
-        buffer = self._assembly.buffer("cpu", region.shape(shape).bytes)
-        return self._assembly.access(Tensor(name, buffer, shape, region, PLANAR, 1), region)
 
 
 def lower_net(group: Group, assembly: Assembly) -> Net:
@@ -301,14 +302,6 @@ def in_range(value: Array, element: Element) -> Array:
     if element == "float32" or not (np.abs(value[np.isfinite(value)]) > most).any():
         return value
     return np.where(np.isfinite(value), np.clip(value, -most, most), value)
-
-
-def _between(groups: Sequence[tuple[CpuLayer, ...]]) -> set[str]:
-    between: set[str] = set()
-    for group in groups:
-        read = {name for layer in group for name, _ in layer.inputs}
-        between |= read - {layer.output for layer in group}
-    return between
 
 
 # Data sharing.

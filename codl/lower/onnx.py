@@ -164,13 +164,17 @@ class OnnxGraph:
 
     def serialized(self, inputs: Named, outputs: Named) -> NDArray[np.uint8]:
         """The bytes of the ONNX model, without its large constants."""
-        from onnx import helper
+        from onnx import TensorProto, helper
+
+        def declared(ends: Named) -> list[Any]:
+            make = helper.make_tensor_value_info
+            return [make(name, TensorProto.FLOAT, list(sizes)) for name, sizes in ends.values()]
 
         graph = helper.make_graph(
             [_proto(node) for node in self.nodes],
             "shard",
-            [_info(*named) for named in inputs.values()],
-            [_info(*named) for named in outputs.values()],
+            declared(inputs),
+            declared(outputs),
             [_initializer(name, value) for name, value in self.constants.items()],
         )
         opsets = [helper.make_opsetid("", self.opset)]
@@ -252,9 +256,3 @@ def _initializer(name: str, value: NDArray[Any]) -> Any:
     made = TensorProto()
     stand_in(made, name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
     return made
-
-
-def _info(name: str, sizes: Sizes) -> Any:
-    from onnx import TensorProto, helper
-
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(sizes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage, Tensor
+from codl.ir.executable import Executable, Port, Relayout, RunNet, Stage, Tensor
 from codl.ir.network import Layer
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
@@ -129,20 +129,16 @@ def kernels_alone(
         for index, (name, region) in enumerate(zip(names, regions, strict=True))
     }
     arguments[TensorArg("output")] = (piece.device[OUTPUT], part)
-    ops = tuple(to_text(each.restrict(part)) for each in (op, add) if each)
-    constants = piece.kernels.constants(plan, ops, variant, weights)
-    *reads, writes = (piece.assembly.access(*argument) for argument in arguments.values())
-    step = GpuOp(
+    piece.kernels.compute(
+        plan,
+        arguments,
+        weights,
+        choice,
         label=op.kind,
         layers=tuple(each.kind for each in (op, add) if each),
-        ops=ops,
+        ops=tuple(to_text(each.restrict(part)) for each in (op, add) if each),
         variant=variant,
-        choice=None if choice is None else dict(choice),
-        reads=tuple(reads),
-        writes=writes,
-        constants=constants,
     )
-    piece.kernels.launch(plan, arguments, step=piece.assembly.step(step), constants=constants)
     piece.end_stage(WORK)
     piece.move(OUTPUT, "to_cpu")
     piece.end_stage(FETCH)
@@ -183,17 +179,12 @@ def net_alone(
     )
     net = lower_net(group, piece.assembly)
     if is_shared:
-        _written_by_gpu(piece, first.inputs[0], soc)
+        piece.on_device(names[0], first.inputs[0], storages(soc)[0])
+        piece.move(names[0], "to_cpu")
+        piece.end_stage(FEED)
     piece.assembly.emit(RunNet(piece.assembly.net(net)))
     piece.end_stage(WORK)
     return piece.executable(names, [OUTPUT])
-
-
-def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
-    (name, *_) = piece.host
-    piece.on_device(name, shape, storages(soc)[0])
-    piece.move(name, "to_cpu")
-    piece.end_stage(FEED)
 
 
 def relayout(shape: Shape, source: Storage, target: Storage, soc: Soc) -> Executable:

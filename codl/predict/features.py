@@ -32,8 +32,7 @@ from codl.ir.types import (
 )
 from codl.kernels import registry
 from codl.kernels.base import Variant
-from codl.kernels.feature_columns import by_level, packed_vectors
-from codl.kernels.tiling import TEXEL, exponentials
+from codl.kernels.tiling import TEXEL, by_level, exponentials, packed_vectors
 from codl.kernels.tuning import Tuning
 
 # Context items.

@@ -25,7 +25,7 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
-from codl.kernels.feature_columns import beyond, gpu_cache_bytes
+from codl.kernels.tiling import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
 from codl.lower.partition import loading, storing
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow

@@ -20,7 +20,7 @@ from codl.errors import DeviceError
 from codl.ir.constants import digest
 from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
+from codl.kernels.source import STANDARD, compile_options, source_digest, text_of
 from codl.machine.cache import Slot
 from codl.runtime.drivers import TARGET, as_device_error, build_program, cl_module
 from codl.runtime.loaded import Binary, Offer
@@ -60,7 +60,7 @@ class _Compilation:
     @classmethod
     def of(cls, plan: KernelPlan) -> _Compilation:
         return cls(
-            plan.source, source_text(plan), source_digest(plan), compile_options(plan.defines)
+            plan.source, text_of(plan.source), source_digest(plan), compile_options(plan.defines)
         )
 
 

@@ -10,8 +10,8 @@ op runs alone, as in `codl validate`, to tell a wrong op from a model that drift
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -29,7 +29,6 @@ from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
 from codl.ir.records.results import Checked
-from codl.ir.records.soc import Soc
 from codl.ir.types import arithmetic_of
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -84,9 +83,15 @@ class _Builder:
             try:
                 return Engine(network, chosen, self.target, self.tuning, recovers=self.recovers)
             except NoKernelError as error:
-                move = _to_cpu(network, error, self.target.soc)
-                if self.strict or move is None or move in self._moved:
+                layer = next((x for x in network.layers if x.name == error.layer), None)
+                usual = registry.variants(layer.op, "cpu", self.target.soc)[:1] if layer else ()
+                reason = error.reasons.rstrip(".")
+                moves = [
+                    OpFallback(error.layer, "gpu", error.variant, x.name, reason) for x in usual
+                ]
+                if self.strict or not moves or moves[0] in self._moved:
                     raise
+                (move,) = moves
                 self._moved.append(move)
                 warnings.warn(f"{move}.", CodlWarning, stacklevel=3)
 
@@ -113,7 +118,8 @@ def checked_engine(
     if source is None:
         return engine
     begin = perf_counter()
-    with _closed_on_error(engine):
+    with ExitStack() as on_error:
+        on_error.callback(engine.close)
         slot = verdicts.slot_of(source.digest, [engine.executable], target)
         checked = remembered = verdicts.load(slot)
         if checked is None and (reason := why_not(network)):
@@ -122,8 +128,9 @@ def checked_engine(
             raise wrong(network, str(checked.fallbacks[0]))
         if checked is None:
             check_order(engine.executable)
+        on_error.pop_all()
     if checked is None:
-        model = ModelAndSource.again(source, network)
+        model = ModelAndSource(network, source.read())
         engine, checked = _Comparison(model, builder, engine.plan).run(engine)
         if not engine.gpu_failure:
             verdicts.store(slot, checked)
@@ -134,17 +141,6 @@ def checked_engine(
     engine.checked = checked
     tell(network.name, checked, is_new=remembered is None)
     return engine
-
-
-def _to_cpu(network: Network, error: NoKernelError, soc: Soc) -> OpFallback | None:
-    """The fallback of a layer to its default CPU variant; None without one."""
-    layer = next((layer for layer in network.layers if layer.name == error.layer), None)
-    variants = registry.variants(layer.op, "cpu", soc) if layer else ()
-    if not variants:
-        return None
-    return OpFallback(
-        error.layer, "gpu", error.variant, variants[0].name, error.reasons.rstrip(".")
-    )
 
 
 class _Comparison:
@@ -167,13 +163,15 @@ class _Comparison:
         """A right engine, with fallbacks if needed, and the verdict."""
         fallbacks: tuple[OpFallback, ...] = ()
         while True:
-            with _closed_on_error(engine):
+            with ExitStack() as on_error:
+                on_error.callback(engine.close)
                 close, miss = self._compare(engine)
                 while miss is not None and miss[1] not in self._noise:
                     self._find_noise(miss[1])
                     close, miss = self._compare(engine)
                 if miss is not None and self._least:
                     raise wrong(self._model.network, close)
+                on_error.pop_all()
             if miss is None:
                 return engine, self._verdict(close, fallbacks)
             engine.close()
@@ -293,7 +291,7 @@ class _Comparison:
             checked = validate(tested, plan, limit=self._least, budget=time)
             if not checked.is_wrong:
                 # Right ops with a wrong tensor between them: a transfer or a copy loses it.
-                so_far = checked.ops.accumulated.values()
+                so_far = checked.accumulated.values()
                 if all(is_right(close, -1.0, OF_HALVES) for close in so_far):
                     return ()
                 checked = replace(checked, limit=limit)
@@ -380,12 +378,3 @@ def tell(name: str, checked: Checked, *, is_new: bool) -> None:
         if checked.reference:
             text = f"compared with {checked.reference}, as codl reads the model. {checked.reason}"
         warnings.warn(f"{name} was {text}.", CodlWarning, stacklevel=4)
-
-
-@contextmanager
-def _closed_on_error(engine: Engine) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        engine.close()
-        raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import nan
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.frontend.convert import Source, load_with_source
+from codl.frontend.convert import load_with_source
 from codl.frontend.graph import weights
 from codl.frontend.graph.integer_products import reference_session
 from codl.frontend.graph.onnx_import import generations, said_by_onnx_runtime
@@ -24,7 +23,7 @@ from codl.ir.ops.reductions import Reduce
 from codl.ir.ops.window import Pool2d
 from codl.ir.records.soc import Soc
 from codl.ir.region import Region
-from codl.ir.types import PLANAR, Element, Layout, Processor
+from codl.ir.types import PLANAR, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.tuning import Tuning
@@ -59,11 +58,6 @@ class ModelAndSource:
     ) -> ModelAndSource:
         """Load a model like `codl.frontend.convert.load_network`, and keep its source."""
         return cls(*load_with_source(model, batch, shapes))
-
-    @classmethod
-    def again(cls, source: Source, network: Network) -> ModelAndSource:
-        """A network with its source, read again."""
-        return cls(network, source.read())
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -264,14 +258,9 @@ class OpPart:
         return (*self.layer.inputs, *(n for n in self.add.inputs if n != self.layer.output))
 
     @property
-    def stored(self) -> Element:
-        """The element type in which the part's output is stored."""
-        return self.kernel.storage.element if self.processor == "gpu" else "float32"
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the part's output; always `planar` on the CPU, as between its nets."""
-        return self.kernel.storage.layout if self.processor == "gpu" else "planar"
+    def storage(self) -> Storage:
+        """The storage of the part's output; planar float32 on the CPU, as between its nets."""
+        return self.kernel.storage if self.processor == "gpu" else PLANAR
 
     def executable(self, soc: Soc) -> Executable:
         """Lower the part alone: its inputs and its output are whole tensors of the op.
@@ -326,7 +315,7 @@ def stand_ins(part: OpPart, soc: Soc, tuning: Tuning) -> Iterator[OpPart]:
     usual: list[Any] = registry.variants(op, part.processor, soc)
     unfit: list[Any] = registry.variants(op, part.processor, soc, include_unfit=True)
     others = {v.name: v for v in (*usual, *unfit) if v.name != part.variant and _fits(v, soc)}
-    for stored in ("float32",) if on_cpu else dict.fromkeys((part.stored, "float32")):
+    for stored in ("float32",) if on_cpu else dict.fromkeys((part.storage.element, "float32")):
         for variant in others.values():
             if on_cpu or variant.storage.element == stored:
                 yield replace(part, variant=variant.name, choice=choice(variant, op), add=None)
@@ -394,18 +383,13 @@ def check(part: OpPart, tensors: Mapping[str, Array], expected: Exact, target: T
         refusals = error.refusals if isinstance(error, RefusedError) else (error,)
         reason = " ".join("; ".join(map(str, refusals)).split())
         return OpCheck(part, "failed", closeness(np.zeros_like(wanted), wanted), limit, reason)
-    close = closeness(got, wanted, stored=part.stored)
+    close = closeness(got, wanted, stored=part.storage.element)
     verdict: Verdict = "imprecise" if close.max_rel_err > limit else "ok"
     if not close.has_same_kinds:
         verdict = "overflow" if close.overflow else "not a number"
     elif close.max_rel_err > OF_HALVES:
         verdict = "wrong"
     return OpCheck(part, verdict, close, limit)
-
-
-def not_reached(part: OpPart) -> OpCheck:
-    """The verdict on a part that was not run for want of time."""
-    return OpCheck(part, "not reached", Closeness(nan, nan), tolerance(part.kernel))
 
 
 def _run(part: OpPart, inputs: Sequence[Array], target: Target) -> Array:

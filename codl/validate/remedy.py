@@ -97,7 +97,7 @@ class _Search:
         """
         done: dict[Key, OpFallback] = {}
         refused: dict[Key, set[str]] = {}
-        reached = {check.part.key for check in self.validation.ops.checks}
+        reached = {check.part.key for check in self.validation.checks}
         unmet: list[OpCheck] = []
         bad: Sequence[OpCheck] = self.validation.bad
         while bad and not self.budget.is_over():
@@ -173,9 +173,7 @@ def find_remedy(
     if search.are_right(sure):
         return search.result(sure, unmet)
     taken = {(fallback.op, fallback.processor) for fallback in sure}
-    others = [
-        check for check in checked.ops.checks if check.is_reached and _key(check) not in taken
-    ]
+    others = [check for check in checked.checks if check.is_reached and _key(check) not in taken]
     # Errors add up: first parts in variants that round more than the most exact one, then all parts
     # by the growth of the accumulated error at them.
     least = min((check.limit for check in others), default=0.0)

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import inf
+from math import inf, nan
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.ir import Layer, Network, Op
+from codl.ir import Layer, Network
 from codl.ir.executable import Executable
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Plan
 from codl.ir.records.results import Fallback
-from codl.ir.records.soc import Soc
-from codl.ir.types import ARITHMETIC, Processor, Storage, arithmetic_of
-from codl.kernels import registry
+from codl.ir.types import Processor, arithmetic_of
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Progress, no_progress
-from codl.measure.closeness import Closeness, closeness, is_right, worst
+from codl.measure.closeness import Closeness, closeness, is_right, tolerance, worst
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.targets.base import Target
@@ -34,7 +32,6 @@ from codl.validate.references import (
     Values,
     check,
     computed,
-    not_reached,
     outputs_by_ops,
     outputs_of,
     parts_of,
@@ -122,21 +119,6 @@ def check_whole(
         return WholeCheck(tuple(samples), tuple(outputs), engine.fallbacks, engine.executable)
 
 
-@dataclass(frozen=True)
-class OpsCheck:
-    """Checks of every part of a plan's ops, and the accumulated error behind each layer.
-
-    `accumulated` omits layers whose output exists only inside a fused kernel; `lost` says why it is
-    empty. `outputs` are the reference outputs of the first sample by ops; empty unless all parts
-    were checked.
-    """
-
-    checks: tuple[OpCheck, ...]
-    accumulated: Mapping[str, Closeness]
-    outputs: Outputs
-    lost: str = ""
-
-
 def check_parts(
     tested: ModelUnderTest,
     parts: Sequence[OpPart],
@@ -159,7 +141,8 @@ def check_parts(
         keep = FOR_SEARCH if is_wrong else 0.0
         if done < len(parts) and (time.is_over() or not time.has_time(keep=keep)):
             break
-    yield from map(not_reached, parts[done:])
+    for part in parts[done:]:
+        yield OpCheck(part, "not reached", Closeness(nan, nan), tolerance(part.kernel))
 
 
 def check_in_turn(
@@ -222,8 +205,10 @@ def _tapped(
 
 @dataclass(frozen=True)
 class Validation:
-    """The result of `validate`.
+    """The result of `validate`: `checks` of every part of a plan's ops, and of the outputs.
 
+    `accumulated` is the error behind each layer, without layers whose output exists only inside a
+    fused kernel; `lost` says why it is empty.
     `reference` computed the right outputs; `doubt` is set where it is not ONNX Runtime on the
     unchanged model. `references` is the closeness of the ops' references to it, None unless all
     parts were checked. If its cosine is below `usual`, codl misreads the model. Outputs are right
@@ -233,7 +218,9 @@ class Validation:
 
     plan: Plan
     whole: WholeCheck
-    ops: OpsCheck
+    checks: tuple[OpCheck, ...]
+    accumulated: Mapping[str, Closeness]
+    lost: str
     placed: tuple[OpPlacement, ...]
     reference: str
     references: Closeness | None
@@ -259,7 +246,7 @@ class Validation:
 
     @property
     def bad(self) -> tuple[OpCheck, ...]:
-        return tuple(check for check in self.ops.checks if check.is_bad)
+        return tuple(check for check in self.checks if check.is_bad)
 
     @property
     def first_bad(self) -> OpCheck | None:
@@ -268,7 +255,7 @@ class Validation:
     @property
     def left(self) -> str:
         """Counts of parts and samples without time, as text; empty if all were checked."""
-        ops = sum(not check.is_reached for check in self.ops.checks)
+        ops = sum(not check.is_reached for check in self.checks)
         counts = ((ops, "parts of ops"), (self.samples_left, "samples"))
         return " and ".join(f"{count} {what}" for count, what in counts if count)
 
@@ -298,7 +285,7 @@ class Validation:
         """The layers, at most three, where the accumulated error grows most."""
         grown: list[tuple[float, str]] = []
         before = 0.0
-        for name, close in self.ops.accumulated.items():
+        for name, close in self.accumulated.items():
             if close.max_rel_err > GROWTH * before > 0:
                 grown.append((close.max_rel_err - before, name))
             before = max(before, close.max_rel_err)
@@ -307,11 +294,10 @@ class Validation:
     def rows(self) -> list[dict[str, Any]]:
         """One JSON object per part: closeness, precision, verdict, reason of placement."""
         reasons = {(fallback.op, fallback.processor): fallback.reason for fallback in self.placed}
-        return [self._row(check, reasons) for check in self.ops.checks]
+        return [self._row(check, reasons) for check in self.checks]
 
     def _row(self, check: OpCheck, reasons: Mapping[tuple[str, Processor], str]) -> dict[str, Any]:
-        part = check.part
-        so_far = self.ops.accumulated.get(part.result.name)
+        part, so_far = check.part, self.accumulated.get(check.part.result.name)
         return {
             "op": part.layer.name,
             "with": None if part.add is None else part.add.name,
@@ -319,10 +305,10 @@ class Validation:
             "processor": part.processor,
             "part": str(part.region),
             "variant": part.variant,
-            "layout": part.layout,
+            "layout": part.storage.layout,
             # Element types in which the part stores, multiplies and accumulates.
             "precision": {
-                "stored": part.stored,
+                "stored": part.storage.element,
                 "computed": arithmetic_of(part.variant),
                 "accumulated": "float32",
             },
@@ -389,7 +375,9 @@ def validate(
     return Validation(
         plan=plan,
         whole=whole,
-        ops=OpsCheck(checks, accumulated, outputs, lost),
+        checks=checks,
+        accumulated=accumulated,
+        lost=lost,
         placed=tuple(op_placement.standing_in(planned, whole.refused)),
         reference=tested.model.reference,
         doubt=tested.model.doubt,
@@ -399,37 +387,3 @@ def validate(
         samples_left=len(tested.samples) - len(whole.samples),
         limit=limit,
     )
-
-
-def to_precision(network: Network, plan: Plan, soc: Soc, precision: str) -> Plan:
-    """The plan with the GPU's variants replaced by their equivalents at a precision.
-
-    Variants without an equivalent stay. The scan of ranges starts from this plan, which has no
-    predictions. Raises like `Soc.at`.
-    """
-    ops = {layer.name: layer.op for layer in network.layers}
-    at = soc.at(precision)
-
-    def changed(chain: Chain) -> Chain:
-        variants = {
-            name: {side: _at(ops[name], variant, at) if side == "gpu" else variant
-                   for side, variant in by_side.items()}
-            for name, by_side in chain.variants.items()
-        }  # fmt: skip
-        return replace(chain, variants=variants)
-
-    chains = tuple(changed(chain) for chain in plan.chains)
-    return replace(plan, chains=chains, predicted_ms=None, predicted_mj=None)
-
-
-def _at(op: Op, name: str, soc: Soc) -> str:
-    """Name of the equivalent variant at a SoC's precision; `name` itself where none fits."""
-    variant: Any = registry.find(op, name)
-    storage = Storage(variant.storage.layout, soc.gpu.element)  # type: ignore[arg-type]
-    base = name.removesuffix(ARITHMETIC[variant.arithmetic]).removesuffix(variant.storage.suffix)
-    candidates: dict[str, Any] = {v.name: v for v in registry.of_kind(op.kind, "gpu")}
-    for ending in dict.fromkeys((ARITHMETIC[soc.gpu.arithmetic], "")):  # type: ignore[index]
-        same = candidates.get(base + storage.suffix + ending)
-        if same is not None and same.storage == storage and not same.refusal(op, soc):
-            return str(same.name)
-    return name

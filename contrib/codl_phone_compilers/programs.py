@@ -22,7 +22,7 @@ from codl.kernels import registry
 from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.kernels.kernel import Kernel
 from codl.kernels.layout import KERNELS, transform
-from codl.kernels.source import compile_options, source_text
+from codl.kernels.source import compile_options, text_of
 from codl.lower.partition import residual_adds
 from codl.measure.check_variants import OPS
 
@@ -82,7 +82,7 @@ class ProgramList:
 
     def add(self, plan: KernelPlan, wave_size: int, items: float | None, **use: Any) -> None:
         """A plan, whose kernels are used so; `items` of its work-items have work, if known."""
-        text, options = source_text(plan), compile_options(plan.defines)
+        text, options = text_of(plan.source), compile_options(plan.defines)
         kernels = tuple(dict.fromkeys(launch.kernel for launch in plan.launches))
         key = digest({"source": text, "options": options, "kernels": " ".join(kernels)})[:16]
         self.programs.setdefault(key, Program(key, plan.source, text, options, kernels))

@@ -13,7 +13,7 @@ import codl.kernels
 from codl.errors import InvalidFileError
 from codl.ir.constants import digest
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import source_digest, source_text
+from codl.kernels.source import source_digest, text_of
 
 
 def test_a_source_of_a_package_imports_nothing(
@@ -22,22 +22,24 @@ def test_a_source_of_a_package_imports_nothing(
     (tmp_path / "codl_unwanted.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidFileError, match="'codl_unwanted' of this kernel source is not imp"):
-        source_text(KernelPlan("codl_unwanted:kernel.cl", (), {}))
+        text_of(KernelPlan("codl_unwanted:kernel.cl", (), {}).source)
     assert "codl_unwanted" not in sys.modules
 
 
 def test_a_digest_is_of_all_that_is_compiled() -> None:
     """What a source includes, and what all of them share."""
     plans = [KernelPlan(f"{name}.cl", (), {}) for name in ("conv2d/gpu_direct", "norm/gpu_direct")]
-    assert [source_digest(plan) for plan in plans] == [digest(source_text(p))[:16] for p in plans]
-    assert "PLUS_ADDED_TEXEL" in source_text(plans[0])
-    assert "define VLOAD" in source_text(plans[0])
+    assert [source_digest(plan) for plan in plans] == [
+        digest(text_of(p.source))[:16] for p in plans
+    ]
+    assert "PLUS_ADDED_TEXEL" in text_of(plans[0].source)
+    assert "define VLOAD" in text_of(plans[0].source)
     assert source_digest(plans[0]) != source_digest(plans[1])
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(InvalidFileError, match=r"nothing\.cl.*cannot be read"):
-        source_text(KernelPlan("nothing.cl", (), {}))
+        text_of(KernelPlan("nothing.cl", (), {}).source)
 
 
 def test_no_kernel_divides_by_a_double() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.executables import small_executable
 from support.numpy_interpreter import Interpreter
-from support.plans import branching_case, make_plan
+from support.plans import apart, branching_case, make_plan
 from support.random_networks import random_networks, random_plans
 from support.random_plans import random_plan
 from support.references import evaluate
@@ -70,7 +71,8 @@ def test_an_executable_computes_what_its_network_does(
 ) -> None:
     """Whatever is reused, poisoned or waited for; the second inference as the first one."""
     plan = data.draw(random_plans(network, soc))
-    executable = lower(network, plan, soc, Tuning(), fuse=fuse)
+    with nullcontext() if fuse else apart():
+        executable = lower(network, plan, soc, Tuning())
     interpreter = Interpreter(executable, poisoned=True)
     for seed in (1, 2):
         check_outputs(network, interpreter, soc.gpu.element, seed)

@@ -25,8 +25,8 @@ from codl.ir.records.tuned import Choices, Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
-from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
+from codl.kernels.tiling import ChoiceColumns
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.budget import Budget

@@ -78,7 +78,7 @@ def test_all_images_in_one_launch(
 
     Winograd's memory is cut so short that it takes two at a time; others share the work of sums.
     """
-    monkeypatch.setattr("codl.kernels.conv2d.gpu_winograd_gemm.SCRATCH_BYTES", 300_000)
+    monkeypatch.setattr("codl.kernels.conv2d.gpu_gemm.SCRATCH_BYTES", 300_000)
     op = parse(text)
     part = Region.whole(op.output)._replace(images=Span(first, first + count))
     inputs, weights = operands(op)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support.devices import here
 from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
-from support.plans import defaults, gpu_variant, make_plan
+from support.plans import apart, defaults, gpu_variant, make_plan
 from support.simulated import SOC
 from support.some import some
 from support.variants import with_variants
@@ -115,21 +115,20 @@ def test_a_network_with_residuals_is_what_onnx_runtime_computes(
     )
     names = list(network.outputs)
     plan = make_plan(network, soc, [(len(network.layers), dim, ratio)], "missing")
-    with (
-        Engine(network, plan, here(soc)) as engine,
-        Engine(network, plan, here(soc), fuse=False) as plain,
-    ):
+    with apart():
+        plain = Engine(network, plan, here(soc))
+    with plain, Engine(network, plan, here(soc)) as engine:
         assert set(engine.fused) == FUSED
         assert not plain.fused
         assert not engine.fallbacks
         labels = {span.label for span in engine.profile(1) if span.kind == "kernel"}
         assert labels >= FUSED
         assert not labels & {"conv2", "add1"}
-        outputs, apart = engine({"image": x}), plain({"image": x})
+        outputs, unfused = engine({"image": x}), plain({"image": x})
         again = engine({"image": x})
     for name, expected in zip(names, session.run(names, {"image": x}), strict=True):
         assert max_rel_err(outputs[name], expected) <= 1e-4
-        assert max_rel_err(apart[name], expected) <= 1e-4
+        assert max_rel_err(unfused[name], expected) <= 1e-4
         np.testing.assert_array_equal(outputs[name], again[name])
 
 
@@ -219,7 +218,7 @@ def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:
     with Engine(network, plan, here(first_soc)) as engine:
         assert set(engine.fused) == {"conv2 + add1"}
         outputs = engine({"image": image})
-    with Engine(network, plan, here(first_soc), fuse=False) as engine:
+    with apart(), Engine(network, plan, here(first_soc)) as engine:
         for name, value in engine({"image": image}).items():
             assert max_rel_err(outputs[name], value) <= 1e-6
 

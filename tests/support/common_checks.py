@@ -14,7 +14,7 @@ from codl.ir import OP_TYPES, Op, parse, split, to_text
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
-from codl.kernels.source import source_text
+from codl.kernels.source import text_of
 from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.strategies import Context, Strategy
@@ -113,7 +113,7 @@ def _check_plan(variant: Any, op: Op, soc: Soc) -> None:
         assert choices
         plan = variant.plan(op, soc, choices[0])
         assert {launch.kernel for launch in plan.launches}
-        text = source_text(plan)
+        text = text_of(plan.source)
         assert all(launch.kernel in text for launch in plan.launches) or "##" in text
     elif op.kind != "onnx":
         assert variant.plan(op, soc)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from hypothesis import strategies as st
 
 from codl.frontend.convert import convert, simplify
@@ -26,6 +28,14 @@ from support.synthetic_predictors import SyntheticPredictors
 
 #: A network, its input `image`, and the outputs by name.
 Case = tuple[Network, Array, dict[str, Array]]
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Lower plans without kernels that compute two layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codl.lower.gpu.fuses", lambda *args: False)
+        yield
 
 
 def branching() -> ModelBuilder:

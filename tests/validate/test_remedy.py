@@ -24,7 +24,7 @@ from codl.measure.check_variants import OPS
 from codl.plan.build_plan import for_soc, preferring
 from codl.validate.references import ModelAndSource
 from codl.validate.remedy import find_remedy
-from codl.validate.validation import ModelUnderTest, to_precision, validate
+from codl.validate.validation import ModelUnderTest, validate
 
 #: Ops of some kinds, of which those with a convolution have several variants on the GPU.
 KINDS = ("conv2d", "eltwise", "matmul", "softmax")
@@ -49,7 +49,7 @@ def test_a_fault_in_every_kind_of_op_is_named(
     with_variants(monkeypatch, *{(v.op_kind, v.name): v for v in faulty.values()}.values())
     planted = plant(network, inputs, first_soc, faulty)
     found = validate(bench_of(network, inputs, first_soc), planted.plan)
-    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.checks}
     assert [name for name, verdict in verdicts.items() if verdict == "ok"] == []
     assert set(verdicts.values()) >= {"wrong", "not a number"}
     assert found.first_bad is not None
@@ -107,7 +107,7 @@ def test_the_next_run_is_right_from_the_start(
     found = validate(bench, plan)
     assert len(found.bad) == 2
     remedy = find_remedy(bench, found)
-    (right,) = found.ops.outputs.values()
+    (right,) = bench.expected(0).values()
     stored = load_plan(remedy.plan.save(tmp_path / "plan.json"))
     soc = replace(first_soc, fallbacks=for_soc(network, remedy.fallbacks))
     for made, where in ((stored, first_soc), (preferring(network, soc, "gpu"), soc)):
@@ -152,10 +152,10 @@ def test_half_precision_keeps_in_float32_what_overflows(first_soc: LocalSoc) -> 
         layers[number] = replace(own, weights=weights)
     network = replace(network, layers=tuple(layers))
     bench = bench_of(network, image(network), first_soc)
-    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
+    plan = preferring(network, first_soc.at("half_storage"), "gpu")
     assert all(own["gpu"].endswith("_fp16") for own in variants_of(plan).values())
     found = validate(bench, plan)
-    verdicts = {one.part.layer.name: one.verdict for one in found.ops.checks}
+    verdicts = {one.part.layer.name: one.verdict for one in found.checks}
     names = [layer.name for layer in layers]
     assert [verdicts[name] for name in (names[0], names[3], names[4])] == ["ok"] * 3
     assert verdicts[names[1]] == "overflow"
@@ -173,7 +173,7 @@ def test_a_model_that_drifts_has_the_fewest_ops_in_float32(first_soc: LocalSoc) 
     """Every op is right for halves, and the outputs are wanted closer than halves give them."""
     network = row(6)
     bench = bench_of(network, image(network), first_soc)
-    plan = to_precision(network, preferring(network, first_soc, "gpu"), first_soc, "half_storage")
+    plan = preferring(network, first_soc.at("half_storage"), "gpu")
     loose = validate(bench, plan, cosine=0.999)
     assert loose.ok
     wanted = 1 - (1 - loose.whole.worst.cosine) / 4

@@ -13,18 +13,12 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.matmul import HEADS, TOKENS, Attention, AttentionColumns
 from codl.ir.ops.nd import AxisBlock
 from codl.ir.records.soc import Soc
+from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import OrtPlan, ints, node, number, of_onnx
-from codl.kernels.feature_columns import (
-    THIRD_LEVEL,
-    ChoiceColumns,
-    beyond,
-    by_level,
-    gpu_cache_bytes,
-)
 from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, Grid, launch, of_every_storage
 from codl.kernels.matmul import fitting_rows, usual_rows
-from codl.kernels.tiling import ceil_div, holds, round_up
+from codl.kernels.tiling import ChoiceColumns, beyond, ceil_div, gpu_cache_bytes, holds, round_up
 
 #: The most bytes of local memory of a work-group, so that several fit on a compute unit.
 LOCAL_BYTES = 48 * 1024
@@ -121,7 +115,7 @@ class GpuTiled(ColumnKernel):
             "work_items": groups * SHARING * tile / rows,
             "waves": turns,
             "output_bytes": self.stored(ops.output_elements),
-            **by_level("input", self.stored(ops.input_elements), gpu_cache_bytes(soc)),
+            **tiling.by_level("input", self.stored(ops.input_elements), gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Attention, soc: Soc, choice: Choice) -> KernelPlan:
@@ -331,7 +325,7 @@ def _count_onnx(ops: AttentionColumns, soc: Soc) -> FeatureColumns:
         "packed_bytes": 4.0 * ops.heads * ops.keys * (ops.features + ops.value_features),
         "output_bytes": 4.0 * ops.output_elements,
         "score_beyond": beyond(scores, soc.cpu.l2_cache_bytes),
-        "score_far": beyond(scores, THIRD_LEVEL * soc.cpu.l2_cache_bytes),
+        "score_far": beyond(scores, tiling.THIRD_LEVEL * soc.cpu.l2_cache_bytes),
     }
 
 

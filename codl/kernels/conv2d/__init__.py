@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from codl.kernels.conv2d import (
-    cpu,
-    gpu_direct,
-    gpu_gemm,
-    gpu_images,
-    gpu_windows,
-    gpu_winograd,
-    gpu_winograd_gemm,
-)
+from codl.kernels.conv2d import cpu, gpu_direct, gpu_gemm, gpu_windows, gpu_winograd
 from codl.kernels.kernel import of_every_storage
 
 VARIANTS = (
@@ -18,16 +10,16 @@ VARIANTS = (
     cpu.GEMM,
     cpu.DIRECT,
     *of_every_storage(
-        gpu_winograd_gemm.GpuWinogradGemm,
+        gpu_gemm.GpuWinogradGemm,
         gpu_windows.GpuDepthwisePixels,
         gpu_gemm.GpuGemm,
         gpu_winograd.GpuWinograd,
         gpu_windows.GpuDepthwise,
         gpu_windows.GpuNarrow,
         gpu_direct.GpuDirect,
-        gpu_images.GpuImageWinograd,
-        gpu_images.GpuImageDepthwise,
-        gpu_images.GpuImage,
+        gpu_windows.GpuImageWinograd,
+        gpu_windows.GpuImageDepthwise,
+        gpu_windows.GpuImage,
     ),
     *cpu.ONNX,
 )

@@ -7,7 +7,7 @@ ncnn would choose by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,9 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.ops.window import Size2
 from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
-from codl.kernels.cpu import (
-    NO_GEMM,
-    NO_WINOGRAD,
-    SHAPE_HINT,
-    CpuKernel,
-    NcnnLayer,
-    NcnnValue,
-    OrtPlan,
-    Shifts,
-    node,
-    of_onnx,
-    window_layer,
-)
-from codl.kernels.feature_columns import FIRST_LEVEL, beyond, by_level, halvings, packed_vectors
-from codl.kernels.tiling import ceil_div
+from codl.kernels import cpu
+from codl.kernels.cpu import NO_WINOGRAD, CpuKernel, NcnnLayer, OrtPlan, of_onnx, window_layer
+from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, ceil_div, halvings, packed_vectors
 
 #: With at most this many channels on both sides, ncnn always uses its direct kernels.
 SMALL = 16
@@ -48,7 +36,7 @@ def ncnn_layer(
     """An ncnn convolution without the algorithms that `switched_off` names as bits."""
     pads = {4: op.pad.left, 15: op.pad.right, 14: op.pad.top, 16: op.pad.bottom}
     # Without the hint, ncnn chooses a Winograd tile by channels alone.
-    more: dict[int, NcnnValue] = {SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c)}
+    more: dict[int, cpu.NcnnValue] = {cpu.SHAPE_HINT: (3, op.output.w, op.output.h, op.output.c)}
     if switched_off:
         more[31] = switched_off
     # Without packing, ncnn assumes its own channel stride when it splits groups.
@@ -223,7 +211,7 @@ def summed(layer: NcnnLayer, op: Conv2d) -> NcnnLayer:
     crops = tuple(
         {0: SIDE * x, 1: SIDE * y, 2: 0, **size} for y in range(down) for x in range(across)
     )
-    return replace(layer, shifts=Shifts(padding, crops), arrange=_arranged)
+    return replace(layer, shifts=cpu.Shifts(padding, crops), arrange=_arranged)
 
 
 def inner_columns(ops: ConvColumns) -> ConvColumns:
@@ -293,7 +281,7 @@ def _count(ops: ConvColumns, soc: Soc) -> FeatureColumns:
     tile = usual_tile(ops)
     points = (tile + 2) ** 2
     tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
-    blocks = _PointBlocks.of(ops.oc, tiles, ops.ic, soc)
+    blocks_m, steps_n, waited_n = _point_blocks(ops.oc, tiles, ops.ic, soc)
     effort = np.select([tile == 2, tile == 4], EFFORTS[:2], EFFORTS[2]) * points * tiles
     products = points * halvings(ops.oc, lanes) * ops.ic
     point_bytes, weight_bytes = (4.0 * points * ops.ic * size for size in (tiles, ops.oc))
@@ -302,11 +290,11 @@ def _count(ops: ConvColumns, soc: Soc) -> FeatureColumns:
     moved = 2 * (padded_bytes + point_bytes) + weight_bytes + output_bytes
     return {
         "padded_macs": products * lanes * tiles,
-        "waiting_macs": products * lanes * blocks.waited_n,
-        "kernel_steps": products * blocks.steps_n,
+        "waiting_macs": products * lanes * waited_n,
+        "kernel_steps": products * steps_n,
         "input_transforms": effort * packed_vectors(ops.ic, lanes),
         "output_transforms": effort * packed_vectors(ops.oc, lanes),
-        "points_again": beyond(point_bytes, cache) * (blocks.blocks_m - 1),
+        "points_again": beyond(point_bytes, cache) * (blocks_m - 1),
         "output_bytes": output_bytes,
         "output_far": by_level("output", output_bytes, cache)["output_far"],
         **by_level("weight", weight_bytes, cache),
@@ -315,33 +303,24 @@ def _count(ops: ConvColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-@dataclass(frozen=True)
-class _PointBlocks:
-    """ncnn's cache blocks for Winograd's products: M x K, K x N and M x N share the cache.
+def _point_blocks(m: Column, n: Column, k: Column, soc: Soc) -> tuple[Column, Column, Column]:
+    """Blocks of M, steps of N and waited N: M x K, K x N and M x N of products share the cache.
 
     A third of the cache limits M, the rest beside M limits K, and both limit N. A micro-kernel
-    computes a vector of M by 12 of N, and fewer of N at the end, in `steps_n` steps. They take as
-    long as `waited_n` of N, because fewer than 4 sums wait for each other.
+    computes a vector of M by 12 of N, and fewer of N at the end, in the steps of N. They take as
+    long as the waited N, because fewer than 4 sums wait for each other.
     """
-
-    blocks_m: Column
-    steps_n: Column
-    waited_n: Column
-
-    @classmethod
-    def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _PointBlocks:
-        lanes, floats = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
-        most = max(lanes, np.floor(np.sqrt(floats / 3) / lanes) * lanes)
-        block_m = _even(m, np.full_like(m, most), lanes)
-        left = np.floor(np.sqrt(floats) - block_m)
-        block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
-        room = np.floor((floats - block_m * block_k) / (block_m + block_k))
-        block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
-        whole = ceil_div(n, block_n) - 1
-        last = n - whole * block_n
-        steps = whole * _twelves(block_n) + _twelves(last)
-        waited = whole * _waited(block_n) + _waited(last)
-        return cls(ceil_div(m, block_m), steps, waited)
+    lanes, floats = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
+    most = max(lanes, np.floor(np.sqrt(floats / 3) / lanes) * lanes)
+    block_m = _even(m, np.full_like(m, most), lanes)
+    left = np.floor(np.sqrt(floats) - block_m)
+    block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
+    room = np.floor((floats - block_m * block_k) / (block_m + block_k))
+    block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
+    whole = ceil_div(n, block_n) - 1
+    last = n - whole * block_n
+    steps = whole * _twelves(block_n) + _twelves(last)
+    return ceil_div(m, block_m), steps, whole * _waited(block_n) + _waited(last)
 
 
 def _even(size: Column, most: Column, unit: int) -> Column:
@@ -441,7 +420,7 @@ GEMM = CpuKernel(
 )
 DIRECT = CpuKernel(
     "conv2d",
-    lambda op: ncnn_layer(op, NO_GEMM | NO_WINOGRAD),
+    lambda op: ncnn_layer(op, cpu.NO_GEMM | NO_WINOGRAD),
     _count_direct,
     ConvColumns,
     _refuse_direct,
@@ -450,15 +429,8 @@ DIRECT = CpuKernel(
 
 
 def _onnx(op: Conv2d) -> OrtPlan:
-    conv = node(
-        "Conv",
-        ("x0", "weight", "bias"),
-        kernel_shape=list(op.kernel),
-        strides=list(op.stride),
-        dilations=list(op.dilation),
-        pads=[op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
-        group=op.groups,
-    )
+    names = ("x0", "weight", "bias")
+    conv = cpu.node("Conv", names, **cpu.window_attributes(op), group=op.groups)
     return OrtPlan((conv,), op.inputs, op.output)
 
 

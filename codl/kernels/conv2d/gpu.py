@@ -12,18 +12,10 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
 from codl.ir.types import Storage
+from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
-from codl.kernels.feature_columns import (
-    ChoiceColumns,
-    by_level,
-    first_choice,
-    gpu_cache_bytes,
-    in_order,
-    least,
-    unique,
-)
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
-from codl.kernels.tiling import architecture_of, group_items, pack_bias, round_up
+from codl.kernels.tiling import ChoiceColumns, group_items, least, pack_bias, round_up, unique
 
 #: Numbers of work-items that may share a tile's sums, and the least input blocks for each.
 TEAMS = (1, 2, 4, 8)
@@ -47,8 +39,8 @@ class GpuConv(ColumnKernel):
         """
         return {}, np.zeros((1, len(ops)))
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        """The grid of the kernel with most of the work."""
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Any) -> Any:
+        """The tiles of a choice; `grid` is that of the kernel with most of the work."""
         raise NotImplementedError
 
     def team_blocks(self, ops: ConvColumns) -> Column | None:
@@ -58,12 +50,12 @@ class GpuConv(ColumnKernel):
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """The ranked choices, and the first with other teams."""
         ops = ConvColumns.of([op])
-        usual, blocks = in_order(*self.ranked(ops, soc)), self.team_blocks(ops)
+        usual, blocks = tiling.in_order(*self.ranked(ops, soc)), self.team_blocks(ops)
         if soc.gpu.is_cpu or blocks is None or not usual:
             return usual
         others = [{**usual[0], "teams": n} for n in TEAMS if n <= most_teams(blocks, soc)[0]]
         columns = ({name: np.array([float(value)]) for name, value in x.items()} for x in usual)
-        likely = [first_choice(self.with_teams(ops, soc, each)) for each in columns]
+        likely = [tiling.first_choice(self.with_teams(ops, soc, each)) for each in columns]
         return unique([*likely, *others])
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
@@ -74,7 +66,7 @@ class GpuConv(ColumnKernel):
         blocks = self.team_blocks(ops)
         if soc.gpu.is_cpu or blocks is None:
             return choice
-        wanted = np.maximum(1, device_items(soc) / self.grid(ops, soc, choice).items)
+        wanted = np.maximum(1, device_items(soc) / self.cut(ops, soc, choice).grid.items)
         teams = np.minimum(most_teams(blocks, soc), 2.0 ** np.ceil(np.log2(wanted)))
         return {**choice, "teams": teams}
 
@@ -86,7 +78,7 @@ class GpuConv(ColumnKernel):
         """
         if soc.gpu.is_cpu:
             return np.zeros_like(ops.ic)
-        grid, blocks = self.grid(ops, soc, choices), self.team_blocks(ops)
+        grid, blocks = self.cut(ops, soc, choices).grid, self.team_blocks(ops)
         pixels = choices["pixels"]
         if blocks is None:
             return pixels * (grid.items < device_items(soc))
@@ -119,7 +111,7 @@ class GpuConv(ColumnKernel):
 
 def device_items(soc: Soc) -> int:
     """Work-items that keep the GPU busy."""
-    return architecture_of(soc.gpu).unit_items * soc.gpu.compute_units
+    return tiling.architecture_of(soc.gpu).unit_items * soc.gpu.compute_units
 
 
 def most_teams(blocks: Column, soc: Soc) -> Column:
@@ -150,7 +142,7 @@ def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
 def moved_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
     moved = byte_columns(kernel, ops, soc)
     moved_bytes = moved["input_bytes"] + moved["output_bytes"]
-    return by_level("moved", moved_bytes, gpu_cache_bytes(soc))
+    return tiling.by_level("moved", moved_bytes, tiling.gpu_cache_bytes(soc))
 
 
 def refuse_groups(op: Conv2d, width: int) -> str | None:

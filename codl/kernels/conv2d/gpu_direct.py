@@ -19,16 +19,8 @@ from codl.ir.records.soc import Soc
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
-from codl.kernels.feature_columns import (
-    FIRST_LEVEL,
-    ChoiceColumns,
-    beyond,
-    by_level,
-    gpu_cache_bytes,
-    unique,
-)
 from codl.kernels.kernel import Grid, launch, window_args
-from codl.kernels.tiling import holds, is_card
+from codl.kernels.tiling import FIRST_LEVEL, ChoiceColumns, beyond, by_level, is_card, least, unique
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
 CACHE_SHARE = 0.5
@@ -85,7 +77,8 @@ class GpuDirect(GpuConv):
             return super().default_columns(ops, soc)
         ops, blocks = joined_columns(ops, soc.gpu.vector_width), tiling.usual_blocks(soc.gpu)
         if blocks == 1:
-            return {"pixels": pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
+            # Eight sums keep the vector units busy, and eight pointers to pixels fit the registers.
+            return {"pixels": np.where(ops.ow == 7, 7.0, 8.0), "outs": np.ones_like(ops.oc)}
         return _fitting_tiles(ops, soc, blocks)
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
@@ -108,12 +101,9 @@ class GpuDirect(GpuConv):
             return np.arange(len(pixels), dtype=np.float64)[:, None]
         # Sums, doubled if float16 has separate sums; then inputs, weights and the rest.
         sums = 4 * pixels * outs * (2 if self.arithmetic == "float16" else 1)
-        fits = holds(soc.gpu, sums + 4 * pixels + 16)
+        fits = tiling.holds(soc.gpu, sums + 4 * pixels + 16)
         loads = (1.5 * pixels + 4 * outs) / (pixels * outs)
         return np.where(fits, np.argsort(np.argsort(loads[:, 0]))[:, None], np.inf)
-
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        return self.cut(ops, soc, choice).grid
 
     def team_blocks(self, ops: ConvColumns) -> Column:
         return ceil_div(joined_columns(ops, 4).group_ic, 4)
@@ -131,7 +121,7 @@ class GpuDirect(GpuConv):
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
-        width, cache = soc.gpu.vector_width, gpu_cache_bytes(soc)
+        width, cache = soc.gpu.vector_width, tiling.gpu_cache_bytes(soc)
         ops = joined_columns(ops, width)
         groups = t.grid.others
         tiles = t.tiles * groups
@@ -253,16 +243,6 @@ def spread(weight: Array, op: Conv2d, whole: Conv2d) -> Array:
     return placed
 
 
-def pixel_tile(width: Column, soc: Soc) -> Column:
-    """Output pixels of a default register tile, for rows of `width` pixels.
-
-    Eight accumulators keep a CPU's vector units busy, and eight pointers to pixels fit its
-    registers; so tiles cross row ends and only the last is incomplete. Rows of 7 pixels use tiles
-    of 7. On a GPU a work-item computes 4.
-    """
-    return np.where(width == 7, 7.0, 8.0) if soc.gpu.is_cpu else np.full_like(width, 4)
-
-
 def _group_blocks(ops: ConvColumns, width: int) -> Column:
     """Blocks of output channels per group, which may share loads."""
     result: Column = np.floor(ceil_div(ops.oc, width) / ops.groups)
@@ -278,26 +258,15 @@ def _dividing(blocks: Column, most: Column) -> Column:
 
 
 def _fitting_tiles(ops: ConvColumns, soc: Soc, wanted: int) -> ChoiceColumns:
-    """The tile of least cost for each op whose sums fit the registers.
+    """The tile of each op with the fewest instructions whose sums fit the registers.
 
     It has `wanted` blocks, if these divide the op's blocks.
     """
-    tiles, blocks = tiling.register_tiles(soc.gpu), _group_blocks(ops, soc.gpu.vector_width)
-    costs = [
-        _cost_of(ops, soc, blocks, tile) * (1.0 if tile[1] == wanted else UNWANTED)
-        for tile in tiles
-    ]
-    pixels, outs = np.array(tiles, np.float64)[np.argmin(costs, axis=0)].T
-    return {"pixels": pixels, "outs": outs}
-
-
-def _cost_of(ops: ConvColumns, soc: Soc, blocks: Column, tile: tuple[int, int]) -> Column:
-    """Instructions to compute the output in one tile; infinite where blocks are left over."""
-    pixels, outs = tile
-    tiles = ceil_div(ops.pixels, pixels)
-    crossing = _crossing(ops, np.full_like(tiles, pixels), tiles)
-    cost = pixels * (tiles + CROSSING * crossing) * tiling.effort(pixels, outs, soc.gpu)
-    return np.where(rest(blocks, outs) > 0, np.inf, cost)
+    pixels, outs = np.array(tiling.register_tiles(soc.gpu), np.float64).T[..., None]
+    tiles, blocks = ceil_div(ops.pixels, pixels), _group_blocks(ops, soc.gpu.vector_width)
+    cost = pixels * (tiles + CROSSING * _crossing(ops, pixels, tiles))
+    cost = cost * tiling.effort(pixels, outs, soc.gpu) * np.where(outs == wanted, 1.0, UNWANTED)
+    return least({"pixels": pixels, "outs": outs}, np.where(rest(blocks, outs) > 0, np.inf, cost))
 
 
 def _crossing(ops: ConvColumns, pixels: Column, tiles: Column) -> Column:

@@ -1,40 +1,36 @@
-"""Convolution on the GPU as an implicit matrix product, with tiles in local memory."""
+"""Convolution on the GPU by matrix products with tiles in local memory, and Winograd's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from codl.ir.columns import Column
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
-from codl.kernels.base import (
-    ENDS,
-    ApartArg,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelLaunch,
-    KernelPlan,
-    ScratchArg,
-    TensorArg,
-)
+from codl.kernels import base
+from codl.kernels.base import ENDS, ApartArg, Arg, Choice, ConstantArg, KernelLaunch, ScratchArg
+from codl.kernels.conv2d import gpu_winograd
 from codl.kernels.conv2d.gpu import byte_columns
-from codl.kernels.feature_columns import single
-from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Kernel, launch, window_args
+from codl.kernels.conv2d.gpu_winograd import input_args, is_in_place, refuse_window
+from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Grid, Kernel, launch, window_args
 from codl.kernels.tiling import (
     GROUP,
+    ChoiceColumns,
     architecture_of,
     ceil_div,
     holds,
+    is_card,
     most_items,
     pack_bias,
     round_up,
+    single,
 )
 
 #: Cuts to try, without splits: register tile of a work-item in pixels x channels, work-items of a
@@ -104,11 +100,6 @@ class GemmProblem:
         """Blocks of four inputs in one sum."""
         return self.taps * self.in_blocks
 
-    @property
-    def weights(self) -> int:
-        """Weight blocks of four by four."""
-        return self.batches * self.depth * self.out_blocks
-
 
 @dataclass(frozen=True)
 class GemmCut:
@@ -131,12 +122,8 @@ class GemmCut:
         return self.tn * self.items_n
 
     @property
-    def team_items(self) -> int:
-        return self.items_m * self.items_n
-
-    @property
     def items(self) -> int:
-        return self.team_items * self.teams
+        return self.items_m * self.items_n * self.teams
 
     @property
     def local_bytes(self) -> int:
@@ -145,23 +132,10 @@ class GemmCut:
         return 16 * max(steps, sums if self.teams > 1 else 0)
 
     @property
-    def a_loads(self) -> int:
-        """Vectors of four pixels that a work-item loads per step."""
-        return ceil_div(self.depth * self.tile_m, self.team_items)
-
-    @property
-    def b_loads(self) -> int:
-        """Vectors of four weights that a work-item loads per step."""
-        return ceil_div(self.depth * self.tile_n, self.team_items)
-
-    @property
-    def loads(self) -> int:
-        return self.a_loads + self.b_loads
-
-    @property
-    def registers(self) -> int:
-        """Registers of a work-item: sums, weights of a block, pending loads, and 40 others."""
-        return self.tm * self.tn + 4 * self.tn + 4 * self.loads + 40
+    def loads(self) -> tuple[int, int]:
+        """Vectors of four pixels, and of four weights, that a work-item loads per step."""
+        items = self.items_m * self.items_n
+        return ceil_div(self.depth * self.tile_m, items), ceil_div(self.depth * self.tile_n, items)
 
     def fits(self, product: GemmProblem, gpu: GpuSide) -> bool:
         """True where sums, weights of a block and pending loads fit the registers.
@@ -170,7 +144,7 @@ class GemmCut:
         compiler does not pack window positions.
         """
         window = 0 if product.taps == 1 else 4
-        sums, factors = self.tm * self.tn, 4 * (self.tn + self.loads)
+        sums, factors = self.tm * self.tn, 4 * (self.tn + sum(self.loads))
         if product.halves:
             return bool(holds(gpu, 2 * (sums + window) + factors // 2))
         return bool(holds(gpu, sums + factors + window))
@@ -178,7 +152,7 @@ class GemmCut:
     @property
     def macros(self) -> dict[str, int | bool]:
         sizes = {name.upper(): size for name, size in asdict(self).items() if name != "splits"}
-        loads = {"A_LOADS": self.a_loads, "B_LOADS": self.b_loads}
+        loads = dict(zip(("A_LOADS", "B_LOADS"), self.loads, strict=True))
         return {**sizes, **loads, "RAW": self.splits > 1}
 
     def steps(self, product: GemmProblem) -> int:
@@ -197,7 +171,7 @@ class GemmCut:
     def launches(
         self,
         product: GemmProblem,
-        ends: tuple[TensorArg, TensorArg],
+        ends: tuple[base.TensorArg, base.TensorArg],
         window: Mapping[str, int],
         apart: tuple[Arg, Arg],
     ) -> tuple[KernelLaunch, ...]:
@@ -290,12 +264,14 @@ class GemmCut:
         groups = ceil_div(prod(self.groups(product)), gpu.compute_units)
         unit = architecture_of(gpu)
         local = (unit.unit_local_bytes or gpu.local_mem_bytes) // self.local_bytes
-        taken = min(self.registers, unit.registers - 1) * self.items
+        # Sums, weights of a block, pending loads, and 40 others.
+        registers = self.tm * self.tn + 4 * self.tn + 4 * sum(self.loads) + 40
+        taken = min(registers, unit.registers - 1) * self.items
         together = max(1, min(groups, unit.unit_registers // taken, local, 32))
         macs = MAC_CYCLES * self.tm * self.tn * 4 * self.depth * self.items / 128
         moved = 16 * self.depth * (self.tile_m + self.tile_n) * self.teams * BYTE_CYCLES
         # Instructions for addresses: more where a window reaches into the padding.
-        address = self.items * (4.3 + 2.2 * self.loads) / 32
+        address = self.items * (4.3 + 2.2 * sum(self.loads)) / 32
         work = (macs**3 + moved**3) ** (1 / 3) + address * (1.66 if product.taps > 1 else 1)
         around = GROUP_CYCLES + (106 * self.tn if self.teams > 1 else 0)
 
@@ -304,7 +280,8 @@ class GemmCut:
             return self.steps(product) * step + around
 
         sums = product.count * product.pixels * product.out_blocks * self.splits
-        cycles = 0.016 * product.weights + 0.0032 * sums + groups // together * batch(together)
+        weights = product.batches * product.depth * product.out_blocks
+        cycles = 0.016 * weights + 0.0032 * sums + groups // together * batch(together)
         if rest := groups % together:
             cycles += batch(rest)
         if self.splits > 1 and product.batches == 1:
@@ -325,22 +302,19 @@ def cuts(product: GemmProblem, gpu: GpuSide) -> tuple[GemmCut, ...]:
 
     Sums fit the registers, and work-groups the size limit of kernels with many registers.
     """
-    every = _fitting(product, gpu, SHAPES) or _fitting(product, gpu, [SMALLEST])
-    return tuple(sorted(every, key=lambda cut: cut.cost(product, gpu)))
-
-
-def _fitting(
-    product: GemmProblem, gpu: GpuSide, shapes: Iterable[Mapping[str, int]]
-) -> list[GemmCut]:
-    every = (GemmCut(**shape, splits=splits) for shape in shapes for splits in SPLITS)
-    return [
-        cut
-        for cut in every
-        if cut.items <= most_items(gpu)
-        and cut.fits(product, gpu)
-        and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
-        and (cut.splits == 1 or cut.can_split(product, gpu))
-    ]
+    for shapes in (SHAPES, (SMALLEST,)):
+        every = (GemmCut(**shape, splits=splits) for shape in shapes for splits in SPLITS)
+        fitting = [
+            cut
+            for cut in every
+            if cut.items <= most_items(gpu)
+            and cut.fits(product, gpu)
+            and cut.local_bytes + SPARE_LOCAL_BYTES <= gpu.local_mem_bytes
+            and (cut.splits == 1 or cut.can_split(product, gpu))
+        ]
+        if fitting:
+            return tuple(sorted(fitting, key=lambda cut: cut.cost(product, gpu)))
+    return ()
 
 
 def refuse_width(soc: Soc) -> str | None:
@@ -407,7 +381,7 @@ class GpuGemm(Products):
         moved = byte_columns(self, ConvColumns.of([op]), soc)
         return {**self.product_counts(op, soc, choice), **single(moved)}
 
-    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> base.KernelPlan:
         product, cut = self.product(op), GemmCut(**choice)
 
         def pack(weights: Weights) -> dict[str, Array]:
@@ -425,3 +399,205 @@ class GpuGemm(Products):
             pack=pack,
             scratch=cut.scratch(product),
         )
+
+
+# Winograd convolution as a batch of products, one for each point.
+
+
+#: Rows and columns of a tile's outputs.
+TILES = (2, 4, 6)
+#: With fewer input channels, the transforms cost more than the products save.
+FEWEST_INPUTS = 16
+#: The most bytes of points and sums; further images of a batch reuse the memory afterwards.
+SCRATCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class _WinogradGemmTiling:
+    """The tiles of one convolution, and the cut of the products over them.
+
+    A batch is computed `images` at a time, in nearly equal parts.
+    """
+
+    tile: int
+    tiles_h: int
+    tiles_w: int
+    in_blocks: int
+    out_blocks: int
+    images: int
+
+    @classmethod
+    def of(cls, op: Conv2d, tile: int) -> _WinogradGemmTiling:
+        alone = cls(
+            tile=tile,
+            tiles_h=ceil_div(op.output.h, tile),
+            tiles_w=ceil_div(op.output.w, tile),
+            in_blocks=ceil_div(op.input.c, 4),
+            out_blocks=ceil_div(op.out_channels, 4),
+            images=1,
+        )
+        most = max(1, SCRATCH_BYTES // alone.bytes(alone.in_blocks + alone.out_blocks))
+        return replace(alone, images=ceil_div(op.output.n, ceil_div(op.output.n, most)))
+
+    @property
+    def points(self) -> int:
+        return (self.tile + 2) ** 2
+
+    @property
+    def image_tiles(self) -> int:
+        return self.tiles_h * self.tiles_w
+
+    @property
+    def tiles(self) -> int:
+        return self.images * self.image_tiles
+
+    def bytes(self, blocks: int) -> int:
+        """Bytes of `blocks` blocks of channels at all points."""
+        return 16 * self.points * self.tiles * blocks
+
+    def turns(self, op: Conv2d) -> list[tuple[int, _WinogradGemmTiling]]:
+        """The first image of each launch, with the tiling of its images."""
+        firsts = range(0, op.output.n, self.images)
+        return [(n, replace(self, images=min(self.images, op.output.n - n))) for n in firsts]
+
+    @property
+    def product(self) -> GemmProblem:
+        return GemmProblem(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
+
+    def cost(self, cut: GemmCut, gpu: GpuSide) -> float:
+        """A rough latency in cycles of a compute unit; see `GemmCut.cost`."""
+        blocks = self.in_blocks + cut.splits * self.out_blocks
+        moved = 16 * self.tiles * self.points * blocks
+        return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
+
+
+def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
+    """Tilings and cuts to try, the cheapest first."""
+    gpu = soc.gpu
+    # Registers hold the points of a tile during the transforms.
+    fitting = [t for t in TILES if is_card(gpu) or gpu.is_cpu or holds(gpu, 4 + (t + 2) ** 2)]
+    every = [
+        (tiling, cut)
+        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in fitting)
+        for cut in cuts(tiling.product, gpu)
+    ]
+    return sorted(every, key=lambda pair: pair[0].cost(pair[1], gpu))
+
+
+def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
+    parameters = dict(choice)
+    return _WinogradGemmTiling.of(op, parameters.pop("tile")), GemmCut(**parameters)
+
+
+class GpuWinogradGemm(Kernel):
+    """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs.
+
+    Points, their weights and sums are float32 for any storage.
+    """
+
+    op_kind = "conv2d"
+    base_name = "gpu_winograd_gemm"
+    source = "conv2d/gpu_winograd_gemm.cl"
+    transforms_weights = True
+    storages = BLOCKS
+    meant_for = REAL_GPU
+    through_local = True
+    adds_on = ANY_DEVICE
+    batches = True
+
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
+        if reason := refuse_window(op):
+            return reason
+        if op.input.c < FEWEST_INPUTS:
+            return f"there must be at least {FEWEST_INPUTS} input channels, got {op.input.c}"
+        if reason := refuse_width(soc):
+            return reason
+        if not _tilings(op, soc):
+            return f"no tile fits {soc.gpu.local_mem_bytes} bytes of local memory"
+        return None
+
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        likely = _tilings(op, soc)[:MOST_CHOICES]
+        return tuple({"tile": tiling.tile, **asdict(cut)} for tiling, cut in likely)
+
+    def counts(self, op: Conv2d, soc: Soc, choice: Choice) -> dict[str, float]:
+        t, cut = _chosen(op, choice)
+        turns = len(t.turns(op))
+        products = cut.features(t.product, soc.gpu)
+        steps = products.pop("steps")
+        return {
+            **{name: value * turns for name, value in products.items()},
+            "steps": steps,
+            "point_bytes": float(t.bytes(t.in_blocks) * turns),
+            "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
+            "flops": float(op.flops),
+            **single(byte_columns(self, ConvColumns.of([op]), soc)),
+            "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
+        }
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        return gpu_winograd.filter_growth(ops, choice["tile"])
+
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> base.KernelPlan:
+        t, cut = _chosen(op, choice)
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            points = _transform(weights["weight"], t.tile)
+            return {"weight": cut.pack(points, t.product), "bias": pack_bias(weights["bias"], 4)}
+
+        launches = (
+            replace(each, image=first)
+            for first, tiling in t.turns(op)
+            for each in _launches(op, tiling, cut, soc)
+        )
+        macros = {**cut.macros, "POINTWISE": True, "RAW": True}
+        macros |= {"TILE": t.tile, "SIDE": t.tile + 2, "SPLIT": cut.splits > 1}
+        macros["IN_PLACE"] = is_in_place(t.tile + 2, soc.gpu)
+        scratch = {"points": t.bytes(t.in_blocks), "sums": t.bytes(t.out_blocks * cut.splits)}
+        plan = self.assemble(op, soc, *launches, macros=macros, scratch=scratch)
+        return replace(plan, pack=pack)
+
+
+def _launches(
+    op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut, soc: Soc
+) -> tuple[KernelLaunch, ...]:
+    """Launches of the input transform, the products, and the output transform.
+
+    For each point, tiles are the pixels of a 1x1 convolution in one row.
+    """
+    (source, target), points, sums = ENDS, ScratchArg("points"), ScratchArg("sums")
+    weight, bias = ConstantArg("weight"), ConstantArg("bias")
+    tiles = {"tiles": t.tiles, "image_tiles": t.image_tiles, "tiles_w": t.tiles_w}
+    buffers = (points, 0, t.tiles, sums, 0, 0, weight, bias)
+    return (
+        launch(
+            "winograd_points",
+            Grid.of(4 * t.tiles, t.in_blocks, 1, soc).sizes,
+            *(source, points),
+            **tiles,
+            in_blocks=t.in_blocks,
+            **input_args(op),
+            input_apart=ApartArg(source),
+        ),
+        cut.launch(t.product, buffers, row_window(t.tiles), (t.in_blocks * t.tiles, 0)),
+        launch(
+            "winograd_outputs",
+            Grid.of(4 * t.tiles, t.out_blocks, 1, soc).sizes,
+            *(sums, target, bias),
+            splits=cut.splits,
+            **tiles,
+            out_blocks=t.out_blocks,
+            out_h=op.output.h,
+            out_w=op.output.w,
+            output_apart=ApartArg(target),
+        ),
+    )
+
+
+def _transform(weight: Array, tile: int) -> Array:
+    """(oc, ic, 3, 3) -> (points, 1, ic, oc)."""
+    transform, (outs, ins) = gpu_winograd.filter_transform(tile + 2, 3), weight.shape[:2]
+    points = np.empty(((tile + 2) ** 2, 1, ins, outs), np.float32)
+    for first, some in gpu_winograd.filter_points(weight, transform):
+        points[:, 0, :, first : first + len(some)] = some.transpose(2, 1, 0)
+    return points

@@ -1,30 +1,34 @@
-"""Convolution on the GPU of depthwise windows, and to few channels."""
+"""Convolution on the GPU of depthwise windows, to few channels, and over images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
-from codl.kernels import tiling
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.conv2d.gpu import GpuConv, byte_columns, moved_columns
-from codl.kernels.feature_columns import ChoiceColumns
-from codl.kernels.kernel import (
-    CPU_DEVICE,
-    REAL_GPU,
-    Grid,
-    RowTiles,
-    launch,
-    span,
-    span_macros,
-    window_args,
+from codl.ir.types import ImageSize
+from codl.kernels import kernel, tiling
+from codl.kernels.base import ENDS, WEIGHTED, Choice, ConstantArg, KernelPlan, ScratchArg
+from codl.kernels.conv2d import gpu, gpu_winograd
+from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
+from codl.kernels.conv2d.gpu_winograd import input_args, refuse_window, tile_counts
+from codl.kernels.kernel import IMAGES, Grid, RowTiles, launch, span, window_args, window_macros
+from codl.kernels.tiling import (
+    TEXEL,
+    ChoiceColumns,
+    fits,
+    group_items,
+    holds,
+    pack_filter,
+    round_up,
+    waves,
 )
-from codl.kernels.tiling import group_items, round_up, waves
 
 #: The most unrolled input columns x taps; longer windows have narrower tiles.
 MOST_UNROLLED = 240
@@ -105,9 +109,6 @@ class GpuDepthwise(GpuConv):
         blocks = ceil_div(ops.oc, self.width(soc))
         return RowTiles.of(ops, soc, choice["pixels"], blocks, LONGEST_STRIP)
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        return self.cut(ops, soc, choice).grid
-
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
         t = self.cut(ops, soc, choice)
         past = (t.in_row * t.pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
@@ -124,7 +125,7 @@ class GpuDepthwise(GpuConv):
             "tile_pixels": t.pixels,
             "tiles": t.tiles * t.blocks,
             **t.grid.features,
-            **moved_columns(self, ops, soc),
+            **gpu.moved_columns(self, ops, soc),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -134,13 +135,7 @@ class GpuDepthwise(GpuConv):
             op,
             soc,
             launch("conv2d_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
-            macros={
-                "PIXELS": choice["pixels"],
-                "KERNEL_W": op.kernel.w,
-                "STRIDE_W": op.stride.w,
-                "DILATION_W": op.dilation.w,
-                **span_macros(op, choice["pixels"]),
-            },
+            macros=window_macros(op, choice["pixels"]),
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
 
@@ -151,7 +146,7 @@ class GpuDepthwisePixels(GpuConv):
     base_name = "gpu_depthwise_pixels"
     source = "conv2d/gpu_depthwise_pixels.cl"
     multiplies_halves = True
-    meant_for = REAL_GPU
+    meant_for = kernel.REAL_GPU
     batches = True
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
@@ -191,14 +186,7 @@ class GpuDepthwisePixels(GpuConv):
             op,
             soc,
             launch("conv2d_depthwise_pixels", grid, *WEIGHTED, **sizes),
-            macros={
-                "PIXELS": choice["pixels"],
-                "KERNEL_H": op.kernel.h,
-                "KERNEL_W": op.kernel.w,
-                "STRIDE_W": op.stride.w,
-                "DILATION_W": op.dilation.w,
-                **span_macros(op, choice["pixels"]),
-            },
+            macros={"KERNEL_H": op.kernel.h, **window_macros(op, choice["pixels"])},
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
 
@@ -212,7 +200,7 @@ class GpuNarrow(GpuConv):
 
     base_name = "gpu_narrow"
     source = "conv2d/gpu_narrow.cl"
-    meant_for = CPU_DEVICE
+    meant_for = kernel.CPU_DEVICE
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups != 1:
@@ -265,3 +253,309 @@ def _pack(weight: Array, width: int) -> Array:
     packed[:channels] = weight.swapaxes(0, 1)
     packed = packed.reshape(-1, width, outs, height, columns).transpose(0, 3, 4, 2, 1)
     return np.ascontiguousarray(packed).reshape(-1)
+
+
+# Images: texture units load four channels, and pad with zeros.
+
+
+#: The most texels read by a work-item on a CPU, which emulates images: about 20 us.
+MOST_TEXELS = 4096
+
+
+class OverImages(GpuConv):
+    """Base of window kernels over images: texture units load four channels, and pad with zeros."""
+
+    storages = IMAGES
+    #: Choices of output pixels per work-item, the default first; on a GPU alone, fewer.
+    pixels: tuple[int, ...]
+    fewer_pixels: tuple[int, ...] = ()
+    #: The width of a work-group; see `Grid`.
+    wide: int = WIDE
+
+    def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
+        """Width and height of the filter image, in texels."""
+        raise NotImplementedError
+
+    def reads(self, ops: ConvColumns) -> Column:
+        """Texels read per pixel of one block of output channels."""
+        raise NotImplementedError
+
+    def refuse_filter(self, op: Conv2d, soc: Soc) -> str | None:
+        width, height = (int(size[0]) for size in self.filter_size(ConvColumns.of([op])))
+        if fits(soc, width, height):
+            return None
+        return (
+            f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} texels, "
+            f"got {width}x{height} for the filter"
+        )
+
+    def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        sizes = self.pixels if soc.gpu.is_cpu else (*self.pixels, *self.fewer_pixels)
+        pixels = np.array(sizes, np.float64)[:, None]
+        order = np.arange(len(sizes), dtype=np.float64)[:, None]
+        order = order + len(sizes) * self.smaller(ops, soc, {"pixels": pixels})
+        if self.arithmetic == "float16":  # sums, and the float16 partial sums
+            order = order + len(sizes) * ~np.asarray(holds(soc.gpu, 8 * pixels + 16))
+        return {"pixels": pixels}, np.broadcast_to(order, (len(sizes), len(ops)))
+
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> RowTiles:
+        pixels = choice["pixels"]
+        longest = np.maximum(1, np.floor(MOST_TEXELS / (pixels * self.reads(ops))))
+        blocks = ceil_div(ops.oc, TEXEL)
+        return RowTiles.of(ops, soc, pixels, blocks, longest, choice=choice, wide=self.wide)
+
+
+class GpuImage(OverImages):
+    """Any window, stride, padding and dilation; groups of whole texels."""
+
+    base_name = "gpu_direct"
+    source = "conv2d/gpu_image.cl"
+    multiplies_halves = True
+    pixels = (4, 2, 8)
+    fewer_pixels = (1,)
+
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
+        return refuse_groups(op, TEXEL) or self.refuse_filter(op, soc)
+
+    def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
+        return TEXEL * ceil_div(ops.group_ic, TEXEL), ceil_div(ops.oc, TEXEL) * ops.window
+
+    def reads(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.group_ic, TEXEL) * ops.window
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.group_ic, TEXEL)
+
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        steps = t.tiles * t.blocks * self.reads(ops)
+        return {
+            "padded_macs": steps * t.pixels * TEXEL * TEXEL,
+            "texel_reads": steps * t.pixels,
+            "tile_steps": steps,
+            "tiles": t.tiles * t.blocks,
+            **t.grid.features,
+            "flops": ops.flops,
+            **byte_columns(self, ops, soc),
+        }
+
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        sizes = {
+            "strip": t.grid.strip,
+            "tiles": t.tiles,
+            "tiles_w": t.in_row,
+            "in_blocks": -(-(op.input.c // op.groups) // TEXEL),
+            "out_blocks": int(t.blocks[0]) // op.groups,
+            **window_args(op),
+        }
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_image", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={
+                **team_macros(t.grid),
+                "PIXELS": choice["pixels"],
+                "ONE_BY_ONE": op.kernel == (1, 1) and not any(op.pad),
+            },
+            pack=pack_filter,
+            images={"weight"},
+        )
+
+
+class GpuImageDepthwise(OverImages):
+    """Depthwise windows over images: a texel has one pixel of four channels."""
+
+    base_name = "gpu_depthwise"
+    wide = 16  # blocks have no inputs in common
+    source = "conv2d/gpu_image_depthwise.cl"
+    multiplies_halves = True
+    pixels = (4, 2, 1)
+
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
+        return refuse_mixing(op) or self.refuse_filter(op, soc)
+
+    def refuse_halves(self, op: Conv2d) -> str | None:
+        return refuse_taps(op)
+
+    def filter_size(self, ops: ConvColumns) -> tuple[Column, Column]:
+        return ops.window, ceil_div(ops.oc, TEXEL)
+
+    def reads(self, ops: ConvColumns) -> Column:
+        return ops.window
+
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        tiles = t.tiles * t.blocks
+        return {
+            "padded_macs": tiles * t.pixels * ops.window * TEXEL,
+            "texel_reads": tiles * (t.pixels + 1) * ops.window,
+            "tiles": tiles,
+            **t.grid.features,
+            "flops": ops.flops,
+            **byte_columns(self, ops, soc),
+        }
+
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
+        return self.convolved(
+            op,
+            soc,
+            launch("conv2d_image_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            macros={"PIXELS": choice["pixels"]},
+            pack=lambda weight: pack_windows(weight, TEXEL),
+            images={"weight"},
+        )
+
+
+# Winograd: F(4x4, 3x3) or F(2x2, 3x3); transformed tiles are images.
+
+
+#: Larger tiles multiply the rounding error of float16 by ten in the transform back, to 1e-2.
+MOST_HALF_TILE = 2
+#: Choices of the tile in the order of trial; the first that fits is the default.
+TILES = (4, 2)
+
+
+@dataclass(frozen=True)
+class ImageWinogradTiling:
+    """Tiles of convolutions, and the sizes of the intermediate images."""
+
+    tile: Column
+    tiles: Column
+    tiles_w: Column
+    in_blocks: Column
+    out_blocks: Column
+    grid: Grid
+
+    @property
+    def points(self) -> tuple[Column, Column]:
+        """Width and height of the image of the transformed input."""
+        return self.tiles, (self.tile + 2) ** 2 * self.in_blocks
+
+    @property
+    def sums(self) -> tuple[Column, Column]:
+        return self.tiles, (self.tile + 2) ** 2 * self.out_blocks
+
+    def fits(self, soc: Soc) -> NDArray[np.bool_]:
+        weights = TEXEL * self.in_blocks, self.sums[1]
+        return fits(soc, *self.points) & fits(soc, *self.sums) & fits(soc, *weights)
+
+
+class GpuImageWinograd(GpuConv):
+    """3x3 windows with stride 1: 36 products for 16 outputs, or 16 for 4."""
+
+    base_name = "gpu_winograd"
+    source = "conv2d/gpu_image_winograd.cl"
+    multiplies_halves = True
+    transforms_weights = True
+    storages = IMAGES
+
+    def refuse(self, op: Conv2d, soc: Soc) -> str | None:
+        return refuse_window(op)
+
+    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        reason = super().refusal(op, soc)
+        if reason is not None or self.choices(op, soc):
+            return reason
+        choices, _ = self.ranked(ConvColumns.of([op]), soc)
+        width, height = self.cut(ConvColumns.of([op]), soc, choices).sums
+        return (
+            f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} "
+            f"texels, got {width[0, 0]:.0f}x{height[0, 0]:.0f} for the sums at all points"
+        )
+
+    def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        tile = np.array(TILES, np.float64)[:, None]
+        order = np.arange(len(TILES), dtype=np.float64)[:, None]
+        holds_large = bool(holds(soc.gpu, 36 * TEXEL))  # the texels of a tile for 16 outputs
+        fits = self.cut(ops, soc, {"tile": tile}).fits(soc) & ((tile == 2) | holds_large)
+        if self.arithmetic == "float16":
+            fits &= tile <= MOST_HALF_TILE
+        return {"tile": tile}, np.where(fits, order, np.inf)
+
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> ImageWinogradTiling:
+        tiles_w, tiles = tile_counts(ops, choice["tile"])
+        out_blocks = ceil_div(ops.oc, TEXEL)
+        others = (choice["tile"] + 2) ** 2 * out_blocks
+        return ImageWinogradTiling(
+            tile=choice["tile"],
+            tiles=tiles,
+            tiles_w=tiles_w,
+            in_blocks=ceil_div(ops.ic, TEXEL),
+            out_blocks=out_blocks,
+            grid=Grid.of(ceil_div(tiles, 4), others, 1, soc, choice=choice, wide=WIDE),
+        )
+
+    def team_blocks(self, ops: ConvColumns) -> Column:
+        return ceil_div(ops.ic, TEXEL)
+
+    def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
+        t = self.cut(ops, soc, choice)
+        products = ceil_div(t.tiles, 4) * t.sums[1]
+        on_cpu = {"work_items": products, "waves": waves(products, soc)}
+        return {
+            "padded_macs": products * t.in_blocks * 4 * TEXEL * TEXEL,
+            "texel_reads": products * t.in_blocks * 8,
+            "points": t.points[0] * t.points[1],
+            "sums": t.sums[0] * t.sums[1],
+            "tiles": t.tiles,
+            **(t.grid.features if not soc.gpu.is_cpu else on_cpu),
+            "flops": ops.flops,
+            **byte_columns(self, ops, soc),
+        }
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        return gpu_winograd.filter_growth(ops, choice["tile"])
+
+    def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
+        t = self.cut(*self.alone(op, soc, choice))
+        tiles, in_blocks, out_blocks, points_w, points_h, sums_w, sums_h = (
+            int(column[0]) for column in (t.tiles, t.in_blocks, t.out_blocks, *t.points, *t.sums)
+        )
+        (source, target), bias = ENDS, ConstantArg("bias")
+        points, sums = ScratchArg("points"), ScratchArg("sums")
+        counts = {"tiles": tiles, "tiles_w": t.tiles_w}
+        into = {**counts, "blocks": in_blocks, **input_args(op)}
+        product = {"tiles": tiles, "in_blocks": in_blocks, "out_blocks": out_blocks}
+        out_of = {**counts, "out_blocks": out_blocks, "out_h": op.output.h, "out_w": op.output.w}
+        return self.convolved(
+            op,
+            soc,
+            launch(
+                "winograd_image_input",
+                Grid.of(tiles, in_blocks, 1, soc).sizes,
+                source,
+                points,
+                **into,
+            ),
+            launch(
+                "winograd_image_product",
+                t.grid.sizes,
+                *(points, sums, ConstantArg("weight")),
+                **product,
+            ),
+            launch(
+                "winograd_image_output",
+                Grid.of(tiles, out_blocks, 1, soc).sizes,
+                *(sums, target, bias),
+                **out_of,
+            ),
+            macros={**team_macros(t.grid), "TILE": choice["tile"], "SIDE": choice["tile"] + 2},
+            pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
+            scratch={
+                "points": ImageSize(points_w, points_h, self.arithmetic),
+                "sums": ImageSize(sums_w, sums_h),
+            },
+            images={"weight"},
+        )
+
+
+def _points(weight: Array, side: int) -> Array:
+    """(oc, ic, 3, 3) -> (oc, ic, side, side)."""
+    outs, ins = weight.shape[:2]
+    points = np.empty((outs, ins, side, side), np.float32)
+    for first, some in gpu_winograd.filter_points(weight, gpu_winograd.filter_transform(side, 3)):
+        points[first : first + len(some)] = some.reshape(-1, ins, side, side)
+    return points

@@ -18,18 +18,11 @@ from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
-from codl.kernels import tiling
-from codl.kernels.base import (
-    ENDS,
-    WEIGHTED,
-    Choice,
-    ConstantArg,
-    KernelLaunch,
-    KernelPlan,
-    ScratchArg,
-)
+from codl.kernels import base, tiling
+from codl.kernels.base import WEIGHTED, Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, team_macros
-from codl.kernels.feature_columns import (
+from codl.kernels.kernel import REAL_GPU, Grid, launch
+from codl.kernels.tiling import (
     THIRD_LEVEL,
     ChoiceColumns,
     beyond,
@@ -37,11 +30,12 @@ from codl.kernels.feature_columns import (
     first_choice,
     gpu_cache_bytes,
     in_order,
+    is_card,
     least,
+    round_up,
+    rounds,
     unique,
 )
-from codl.kernels.kernel import REAL_GPU, Grid, launch
-from codl.kernels.tiling import is_card, item_grid, round_up, rounds
 
 #: Points per side by window and stride, one for each tile size; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
@@ -127,6 +121,8 @@ class WinogradTiling:
     workers: Column
     in_blocks: Column
     out_blocks: Column
+    soc: Soc
+    teams: Any
 
     @classmethod
     def of(cls, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> WinogradTiling:
@@ -150,7 +146,15 @@ class WinogradTiling:
             workers=workers,
             in_blocks=ceil_div(ops.ic, soc.gpu.vector_width),
             out_blocks=out_blocks,
+            soc=soc,
+            teams=choice.get("teams", 1),
         )
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the products on a GPU: groups of tiles, by blocks of points."""
+        strips, others = np.floor(self.most / self.together), self.points * self.out_blocks
+        return Grid.of(strips, others, 1, self.soc, choice={"teams": self.teams}, wide=WIDE)
 
     @property
     def points(self) -> Column:
@@ -332,9 +336,8 @@ class GpuWinograd(GpuConv):
         order = np.where((sides_of(ops) <= MOST_SIDE) | is_card(soc.gpu), order, np.inf)
         return {**choices, "most": tile_counts(ops, tile)[1]}, order
 
-    def grid(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Grid:
-        t = WinogradTiling.of(ops, soc, choice)
-        return _product_grid(t, soc, choice)
+    def cut(self, ops: ConvColumns, soc: Soc, choice: Any) -> WinogradTiling:
+        return WinogradTiling.of(ops, soc, choice)
 
     def team_blocks(self, ops: ConvColumns) -> Column:
         return ceil_div(ops.ic, 4)
@@ -385,7 +388,7 @@ class GpuWinograd(GpuConv):
             "block_tiles": t.most,
             "waves": ceil_div(t.blocks, t.workers)
             if soc.gpu.is_cpu
-            else rounds(_product_grid(t, soc, choice).groups, soc),
+            else rounds(t.grid.groups, soc),
             "output_bytes": moved["output_bytes"],
             "output_far": beyond(moved["output_bytes"], far),
             **by_level("moved", moved_bytes, cache),
@@ -404,9 +407,9 @@ class GpuWinograd(GpuConv):
         return self.convolved(
             op,
             soc,
-            *_launches(op, t, soc, choice),
+            *_launches(op, t, soc),
             macros={
-                **({} if soc.gpu.is_cpu else team_macros(_product_grid(t, soc, choice))),
+                **({} if soc.gpu.is_cpu else team_macros(t.grid)),
                 "SIDE": int(t.side[0]),
                 "IN_PLACE": is_in_place(int(t.side[0]), soc.gpu),
                 "TILE": choice["tile"],
@@ -419,13 +422,7 @@ class GpuWinograd(GpuConv):
         )
 
 
-def _product_grid(t: WinogradTiling, soc: Soc, choice: Mapping[str, Any]) -> Grid:
-    """The grid of the products on a GPU: groups of tiles, by blocks of points."""
-    strips = np.floor(t.most / t.together)
-    return Grid.of(strips, t.points * t.out_blocks, 1, soc, choice=choice, wide=WIDE)
-
-
-def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[KernelLaunch, ...]:
+def _launches(op: Conv2d, t: WinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
     """Launches of the input transform, the products and the output transform.
 
     On a CPU one kernel does all: a persistent work-item per worker and part of the output channels.
@@ -446,12 +443,15 @@ def _launches(op: Conv2d, t: WinogradTiling, soc: Soc, choice: Choice) -> tuple[
         grid = ((parts, workers), (1, 1))
         args, sizes = (*WEIGHTED, ScratchArg("tiles")), {"item_floats": floats, **counts, **blocks}
         return (launch("conv2d_winograd", grid, *args, **sizes, **before, **after),)
-    source, target = ENDS
+    source, target = base.ENDS
     points, sums, bias = ScratchArg("points"), ScratchArg("sums"), ConstantArg("bias")
     # A work-item transforms one channel of one tile.
     lanes = tiles * soc.gpu.vector_width
-    for_input, for_output = item_grid(lanes, in_blocks, soc), item_grid(lanes, out_blocks, soc)
-    for_product, product = _product_grid(t, soc, choice).sizes, {"most": most, **blocks}
+    for_input, for_output = (
+        Grid.of(lanes, in_blocks, 1, soc).sizes,
+        Grid.of(lanes, out_blocks, 1, soc).sizes,
+    )
+    for_product, product = t.grid.sizes, {"most": most, **blocks}
     before = {"in_blocks": in_blocks, **before}
     return (
         launch("winograd_input", for_input, source, points, **counts, **before),

@@ -9,17 +9,9 @@ import numpy as np
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import ConvTranspose2d
 from codl.ir.records.soc import Soc
+from codl.kernels import cpu
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
-from codl.kernels.cpu import (
-    CpuKernel,
-    NamedArrays,
-    NcnnLayer,
-    OrtPlan,
-    ints,
-    node,
-    of_onnx,
-    window_layer,
-)
+from codl.kernels.cpu import NamedArrays, NcnnLayer, OrtPlan, ints, node, of_onnx, window_layer
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, launch, of_every_storage
 from codl.kernels.tiling import ceil_div, holds, pack_bias, round_up, waves
 
@@ -221,7 +213,7 @@ def _onnx(op: ConvTranspose2d) -> OrtPlan:
 
 
 VARIANTS = (
-    CpuKernel(
+    cpu.CpuKernel(
         "conv_transpose2d",
         _ncnn,
         _count_ncnn,

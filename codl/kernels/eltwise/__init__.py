@@ -9,7 +9,7 @@ from typing import Any
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.eltwise import MODES, UNARY, Eltwise, EltwiseColumns
 from codl.ir.records.soc import Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import PLANAR, Element, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.cpu import CpuKernel, NamedArrays, NcnnLayer, OrtPlan, node, number, of_onnx
 from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, Kernel, launch, of_every_storage
@@ -38,9 +38,9 @@ class GpuDirect(ColumnKernel):
     batches = True
     op_columns = EltwiseColumns
 
-    @property
-    def planar_fallback(self) -> str:
-        return GpuPlanar.base_name + Storage(PLANAR.layout, self.storage.element).suffix
+    def __init__(self, storage: Storage, arithmetic: Element) -> None:
+        super().__init__(storage, arithmetic)
+        self.planar_fallback = f"gpu_planar{Storage(PLANAR.layout, storage.element).suffix}"
 
     def refuse_halves(self, op: Eltwise) -> str | None:
         if op.mode not in OF_HALVES:
@@ -71,11 +71,7 @@ class GpuDirect(ColumnKernel):
         output, pixels, count = op.output, op.output.h * op.output.w, len(op.inputs)
         grid = self._grid(pixels, ceil_div(output.c, self.width(soc)), soc)
         ends = _ends(op)
-        steps = {
-            name: step
-            for index in (0, 1)
-            for name, step in self._steps(op, index % count, index).items()
-        }
+        steps = {**self._steps(op, 0, 0), **self._steps(op, 1 % count, 1)}
         computed = launch(
             "eltwise_image" if self.in_images else "eltwise_direct",
             grid.sizes,
@@ -224,16 +220,8 @@ def _count_ncnn(ops: EltwiseColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-#: ONNX nodes by mode, with the attributes for `alpha` and `beta`.
+#: ONNX nodes by mode, with the attributes for `alpha` and `beta`; others are called as the mode.
 _ELEMENTWISE: Mapping[str, tuple[str, ...]] = {
-    "add": ("Add",),
-    "sub": ("Sub",),
-    "mul": ("Mul",),
-    "div": ("Div",),
-    "max": ("Max",),
-    "min": ("Min",),
-    "pow": ("Pow",),
-    "identity": ("Identity",),
     "selu": ("Selu", "alpha", "gamma"),
     "celu": ("Celu", "alpha"),
     "thresholded_relu": ("ThresholdedRelu", "alpha"),

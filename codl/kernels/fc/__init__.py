@@ -15,39 +15,11 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import FcColumns, FullyConnected
 from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
+from codl.kernels import cpu, kernel, tiling
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
-from codl.kernels.cpu import (
-    CpuKernel,
-    NcnnLayer,
-    OrtPlan,
-    fused_activation,
-    left_over,
-    node,
-    of_onnx,
-)
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, halvings
-from codl.kernels.kernel import (
-    BLOCKS,
-    CPU_DEVICE,
-    IMAGES,
-    REAL_GPU,
-    ColumnKernel,
-    Kernel,
-    apart,
-    launch,
-    of_every_storage,
-)
-from codl.kernels.tiling import (
-    TEXEL,
-    ceil_div,
-    holds,
-    most_sums,
-    pack_bias,
-    power_of_two,
-    round_up,
-    texels,
-    waves,
-)
+from codl.kernels.cpu import NcnnLayer, OrtPlan, fused_activation, left_over, node, of_onnx
+from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Kernel, apart, launch, of_every_storage
+from codl.kernels.tiling import TEXEL, by_level, ceil_div, pack_bias, round_up, texels, waves
 
 #: Choices of streams of weights on a CPU by vector width; a single one waits for memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
@@ -113,13 +85,13 @@ class GpuRows(Kernel):
         return self.assemble(op, soc, product, macros=macros, pack=pack)
 
 
-class GpuDirect(ColumnKernel):
+class GpuDirect(kernel.ColumnKernel):
     """Work-items with some blocks of outputs each."""
 
     op_kind = "fc"
     source = "fc/gpu_direct.cl"
     storages = BLOCKS
-    meant_for = CPU_DEVICE
+    meant_for = kernel.CPU_DEVICE
     batches = True
     op_columns = FcColumns
 
@@ -128,7 +100,7 @@ class GpuDirect(ColumnKernel):
         fitting = (o for o in _streams(soc) if o * soc.gpu.compute_units <= blocks)
         return [{"outs": outs} for outs in (*fitting, 1)]
 
-    def default_columns(self, ops: FcColumns, soc: Soc) -> ChoiceColumns:
+    def default_columns(self, ops: FcColumns, soc: Soc) -> tiling.ChoiceColumns:
         streams, blocks = _streams(soc), ceil_div(ops.oc, soc.gpu.vector_width)
         fitting = [o * soc.gpu.compute_units <= blocks for o in streams]
         return {"outs": np.select(fitting, streams, 1) if streams else 1}
@@ -146,12 +118,12 @@ class GpuDirect(ColumnKernel):
             "waves": waves(items, soc),
             "input_bytes": self.stored(ops.images * ops.in_features),
             "output_bytes": self.stored(blocks * width),
-            **by_level("weight", self.stored(steps * blocks * width), gpu_cache_bytes(soc)),
+            **by_level("weight", self.stored(steps * blocks * width), tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: FullyConnected, soc: Soc, choice: Choice) -> KernelPlan:
         images, image_groups = _groups_of_images(op, _most_images(MOST_IMAGES, soc, per_image=22))
-        outs = max(1, min(choice["outs"], most_sums(soc.gpu) // images))
+        outs = max(1, min(choice["outs"], tiling.most_sums(soc.gpu) // images))
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
 
         def pack(weights: Weights) -> dict[str, Array]:
@@ -222,7 +194,7 @@ def _streams(soc: Soc) -> tuple[int, ...]:
 
 def _most_images(most: int, soc: Soc, *, per_image: int) -> int:
     """The most images, up to `most`, with `per_image` registers each."""
-    return next((n for n in range(most, 1, -1) if holds(soc.gpu, 8 + per_image * n)), 1)
+    return next((n for n in range(most, 1, -1) if tiling.holds(soc.gpu, 8 + per_image * n)), 1)
 
 
 def _groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:
@@ -236,7 +208,7 @@ def _group_shape(soc: Soc) -> tuple[int, int]:
     if soc.gpu.is_cpu:
         return 1, 1
     most = soc.gpu.max_work_group_size
-    together = power_of_two(min(16, most))
+    together = tiling.power_of_two(min(16, most))
     return together, max(1, min(16, most // together))
 
 
@@ -301,7 +273,7 @@ def _ncnn(op: FullyConnected) -> NcnnLayer:
 
 def _count_ncnn(ops: FcColumns, soc: Soc) -> FeatureColumns:
     """Features of M rows of K columns, a vector of rows at a time, with streamed weights."""
-    m, k = halvings(ops.oc, soc.cpu.simd_floats), ops.in_features
+    m, k = tiling.halvings(ops.oc, soc.cpu.simd_floats), ops.in_features
     return {
         "kernel_steps": m * k,
         "output_vectors": m,
@@ -317,7 +289,7 @@ def _onnx(op: FullyConnected) -> OrtPlan:
 
 
 VARIANTS = (
-    CpuKernel("fc", _ncnn, _count_ncnn, FcColumns, name="cpu_gemv"),
+    cpu.CpuKernel("fc", _ncnn, _count_ncnn, FcColumns, name="cpu_gemv"),
     *of_every_storage(GpuRows, GpuDirect, GpuImage),
     *of_onnx("fc", _onnx),
 )

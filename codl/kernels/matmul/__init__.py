@@ -17,22 +17,21 @@ from codl.ir.ops.matmul import BatchAxis, MatMul, MatMulColumns, merged
 from codl.ir.ops.nd import Sizes
 from codl.ir.records.soc import GpuSide, Soc
 from codl.ir.types import ConstantArray
-from codl.kernels import tiling
-from codl.kernels.base import (
-    ENDS,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    ScratchArg,
-    TensorArg,
-    no_constants,
-)
+from codl.kernels import base, tiling
+from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan, TensorArg, no_constants
 from codl.kernels.conv2d.gpu_gemm import GemmCut, GemmProblem, Products, row_window
 from codl.kernels.cpu import NamedArrays, OrtPlan, node, number, of_onnx
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
 from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, Kernel, launch, of_every_storage
-from codl.kernels.tiling import ITEMS_PER_UNIT, ceil_div, round_up, strip, waves
+from codl.kernels.tiling import (
+    ITEMS_PER_UNIT,
+    ChoiceColumns,
+    by_level,
+    ceil_div,
+    gpu_cache_bytes,
+    round_up,
+    strip,
+    waves,
+)
 
 #: The most merged batch axes; kernels support this many.
 MOST_AXES = 3
@@ -194,7 +193,7 @@ class GpuTiled(Kernel):
         problem, tile = Problem.of(op), choice["tile"]
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
         constants = ConstantArg("weight"), ConstantArg("bias")
-        right: tuple[Arg, ...] = constants if op.matrix else (B,)
+        right: tuple[base.Arg, ...] = constants if op.matrix else (B,)
         product = launch(
             "matmul_tiled",
             (
@@ -342,7 +341,7 @@ class GpuDirect(ColumnKernel):
             ((int(t.groups[0]), int(t.strips[0]), problem.batches), (1, 1, 1)),
             *(A, OUT),
             *((ConstantArg("panels"), ConstantArg("bias")) if is_constant else (B,)),
-            *map(ScratchArg, scratch),
+            *map(base.ScratchArg, scratch),
             strip=t.strip,
             group=t.group,
             m=m,

@@ -11,9 +11,9 @@ import numpy as np
 from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.ops.window import Pool2d, PoolColumns
 from codl.ir.records.soc import Soc
+from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelPlan
-from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
-from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes, packed_vectors
+from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx, window_attributes
 from codl.kernels.kernel import (
     BLOCKS,
     IMAGES,
@@ -24,10 +24,10 @@ from codl.kernels.kernel import (
     launch,
     of_every_storage,
     span,
-    span_macros,
     window_args,
+    window_macros,
 )
-from codl.kernels.tiling import ceil_div, holds, round_up, texels
+from codl.kernels.tiling import by_level, ceil_div, holds, packed_vectors, round_up, texels
 
 #: The most input columns collected together, by vector width: as many as fit the registers.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}
@@ -94,7 +94,7 @@ class GpuDirect(ColumnKernel):
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4)
         return [{"pixels": p, "strip": s} for p in (*fitting[:4], 0) for s in strips]
 
-    def default_columns(self, ops: PoolColumns, soc: Soc) -> ChoiceColumns:
+    def default_columns(self, ops: PoolColumns, soc: Soc) -> tiling.ChoiceColumns:
         most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
         if not soc.gpu.is_cpu:
             for size in (1, 2, 4):
@@ -128,7 +128,7 @@ class GpuDirect(ColumnKernel):
             "tiles": t.tiles * t.blocks,
             "single_pixel_tiles": t.tiles * t.blocks * (t.pixels == 1),
             **t.grid.features,
-            **by_level("moved", moved, gpu_cache_bytes(soc)),
+            **by_level("moved", moved, tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -138,10 +138,9 @@ class GpuDirect(ColumnKernel):
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
             kernel, tiles = "pool2d_rows", "tiles"
-            unrolled = ["kernel_w", "stride_w", "dilation_w"]
-            unrolled += ["kernel_h", "dilation_h"] * soc.gpu.is_cpu
-            macros |= {"PIXELS": choice["pixels"]} | {n.upper(): window[n] for n in unrolled}
-            macros |= span_macros(op, int(choice["pixels"]))
+            macros |= window_macros(op, choice["pixels"])
+            if soc.gpu.is_cpu:
+                macros |= {"KERNEL_H": op.kernel.h, "DILATION_H": op.dilation.h}
         numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
         pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)
@@ -282,15 +281,6 @@ def _count_ncnn(ops: PoolColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _window(op: Any) -> dict[str, Any]:
-    return {
-        "kernel_shape": list(op.kernel),
-        "strides": list(op.stride),
-        "dilations": list(op.dilation),
-        "pads": [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
-    }
-
-
 def _refuse_pads(op: Any) -> str | None:
     pads = zip((op.pad.top, op.pad.left, op.pad.bottom, op.pad.right), op.kernel * 2, strict=True)
     if any(pad >= size for pad, size in pads):
@@ -303,7 +293,7 @@ def _onnx(op: Pool2d) -> OrtPlan:
     kind = "MaxPool" if op.mode == "max" else "AveragePool"
     if op.kernel == (op.input.h, op.input.w) and not any(op.pad):
         return OrtPlan((node(f"Global{kind}"),), op.inputs, op.output)
-    return OrtPlan((node(kind, **_window(op), **more),), op.inputs, op.output)
+    return OrtPlan((node(kind, **window_attributes(op), **more),), op.inputs, op.output)
 
 
 VARIANTS = (

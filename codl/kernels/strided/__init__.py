@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import prod
-from typing import Literal
 
 import numpy as np
 
@@ -38,10 +37,7 @@ SHORTEST_ROW = 64
 LONGEST_ROW = 1024
 
 #: Addressing of the elements of a row, as the kernel numbers it.
-RowKind = Literal[0, 1, 2]
-RUN: RowKind = 0
-STEPS: RowKind = 1
-TABLE: RowKind = 2
+RUN, STEPS, TABLE = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +46,7 @@ class CopiedRows:
 
     starts: Offsets
     size: int
-    kind: RowKind
+    kind: int
     first: int = 0
     step: int = 0
     low: int = 0
