@@ -401,10 +401,10 @@ def accuracy(
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),
         n_test=len(error),
-        acc10=_percent(error <= 0.10),
-        acc5=_percent(error <= 0.05),
-        mape=_percent(error),
-        acc10_typical=_percent(typical <= 0.10),
+        acc10=percent(error <= 0.10),
+        acc5=percent(error <= 0.05),
+        mape=percent(error),
+        acc10_typical=percent(typical <= 0.10),
     )
 
 
@@ -416,5 +416,5 @@ def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
     return HeldOut(min(held_out.n_train for held_out in seeds), seeds[0].n_test, **middle)
 
 
-def _percent(values: NDArray[Any]) -> float:
+def percent(values: NDArray[Any]) -> float:
     return round(100 * float(values.mean()), 2)

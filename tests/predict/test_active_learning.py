@@ -1,4 +1,4 @@
-"""What a collection with a budget measures next, when it ends, and what it says of the result."""
+"""What a collection with a budget measures next, and what it says of the result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape
 from codl.measure.dataset import Dataset
-from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict.active_learning import (
     FIRST,
-    LEAST_ROWS,
     ActiveLearner,
-    LearningPoint,
     farthest_first,
-    has_converged,
     in_turns,
     is_random,
 )
@@ -60,35 +56,6 @@ def test_streams_take_turns() -> None:
     assert list(in_turns([])) == []
 
 
-def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[LearningPoint]:
-    return [
-        LearningPoint("t", int(100 * rows**at), tested, acc10=acc, acc5=50.0, mape=9.0)
-        for at, acc in enumerate(accuracies)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("own", "has_ended"),
-    [
-        ([], False),
-        (looks(80.0), False),
-        (looks(80.0, 80.5), False),
-        (looks(80.0, 80.5, 80.6), True),
-        (looks(80.0, 85.0, 85.1), False),
-        (looks(85.1, 80.0, 85.1), False),
-        (looks(80.0, 80.1, 80.2, rows=1.1), False),
-        (looks(80.0, 80.5, 80.6, tested=LEAST_ROWS - 1), False),
-        ([LearningPoint("t", 60, 40, 95.0, 80.0, 3.0)], True),
-        ([LearningPoint("t", 60, 40, 95.0, 79.0, 3.0)], False),
-        ([LearningPoint("t", 60, LEAST_ROWS - 1, 99.0, 99.0, 1.0)], False),
-    ],
-)
-def test_a_target_converges_when_good_or_when_rows_gain_nothing(
-    own: list[LearningPoint], has_ended: bool
-) -> None:
-    assert has_converged(own) is has_ended
-
-
 def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
     everything = conv_tasks()
     measured, missing = everything[:80], everything[80:]
@@ -120,29 +87,11 @@ def nearest(parts: list[Op], known: list[Op]) -> float:
     return float(np.mean(found))
 
 
-def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
-    everything = conv_tasks()
-    exact = ActiveLearner(
-        SOC, noisy_dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S
-    )
-    assert exact.choose(everything[200:], BUDGET_S) == ()
-    noisy = ActiveLearner(
-        SOC, noisy_dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S
-    )
-    assert noisy.choose(everything[200:], BUDGET_S)
-    # What surrounds ops is measured in any case, and before what has converged.
-    others: list[Task] = [DispatchTask(1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
-    again = ActiveLearner(SOC, exact.dataset, BUDGET_S)
-    order = again.choose([*everything[200:], *others], BUDGET_S)
-    assert list(order[:2]) == others
-    assert len(order) == len(everything[200:]) + 2
-
-
-def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_ordered_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything, when = conv_tasks(), []
     learner = ActiveLearner(SOC, noisy_dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
     for second in range(int(BUDGET_S)):
-        monkeypatch.setattr(learner, "look", lambda at=second: when.append(at))
+        monkeypatch.setattr(learner, "_ordered", lambda tasks, at=second: when.append(at) or tasks)
         learner.choose(everything[20:], float(second))
     assert when[0] == FIRST * BUDGET_S
     assert 2 <= len(when) <= 6
