@@ -79,7 +79,7 @@ def _accuracy(group: str, rows: Sequence[PredictorRow], names: Sequence[str]) ->
 
     tests = {row.target: row.n_test for row in rows}
     shown = [mean(name, lambda row: row.acc10) for name in names]
-    details = (lambda row: row.acc5, lambda row: row.mape, lambda row: row.coverage90)
+    details = (lambda row: row.acc5, lambda row: row.mape)
     shown += [mean(DETAILED, figure) for figure in details]
     return TextRow((group, count(len(tests)), count(sum(tests.values())), *shown))
 

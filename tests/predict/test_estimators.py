@@ -97,15 +97,13 @@ def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
     assert np.median(short / y[~train]) > 1.3
 
 
-def test_very_many_runs_have_terms() -> None:
+def test_runs_with_most_rows_have_columns() -> None:
     X, y, shapes = law(60, 2)
     number = np.arange(120) % (runs.MOST_COLUMNS + 1)
     labels = [f"run{at}" for at in number]
     fitted = Codl.fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
-    assert not fitted.run_columns.shares
-    assert set(fitted.runs) == set(labels)
-    assert fitted.runs["run1"].factor > 1.2 * fitted.runs["run2"].factor
-    assert not Codl.fit(X, y, runs=labels, groups=shapes).runs
+    assert len(fitted.run_columns.shares) == runs.MOST_COLUMNS
+    assert not fitted.runs
 
 
 # Trees
