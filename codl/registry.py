@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from importlib import import_module, invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -132,13 +131,6 @@ def rolled_back(*, always: bool = False) -> Iterator[None]:
             for registry, entries, places in before:
                 imported = {k: v for k, v in registry._entries.items() if k in places}
                 registry._entries, registry._places = {**imported, **entries}, places
-
-
-def import_modules(package: ModuleType | str) -> None:
-    """Import every module of a package, so that each adds its entries."""
-    owner = import_module(package) if isinstance(package, str) else package
-    for module in iter_modules(owner.__path__):
-        import_module(f"{owner.__name__}.{module.name}")
 
 
 def _place(entry: object) -> str:

@@ -29,12 +29,12 @@ from codl.measure.inputs import read_file, read_npz
 from codl.plan.strategies import DEFAULT, Context, find
 from codl.plan.strategies.base import Profiling
 from codl.predict import FOLDER as PREDICTORS
-from codl.targets.base import Target
 from codl.targets.connect import connect
 
 if TYPE_CHECKING:
     from codl.frontend.convert import Source
     from codl.frontend.models.deployment import Deployment
+    from codl.targets.base import Target
 
 #: The precision that stores tensors as a type, and computes in float32.
 STORED_AS: Mapping[str, str] = {

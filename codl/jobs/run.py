@@ -29,17 +29,15 @@ from codl.machine import threads
 from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import ALONE, preferring
-from codl.plan.cost_model import CostModel
 from codl.plan.strategies import DEFAULT, Context, find
-from codl.plan.strategies.adapter import PlanAdapter
-from codl.plan.strategies.device_loop import keep_run
 from codl.runtime.loaded import sharing_ms
-from codl.targets.base import Target
 from codl.targets.connect import connect, prepare
 
 if TYPE_CHECKING:
     from codl.engine.stream import Lanes
     from codl.frontend.convert import Source
+    from codl.plan.cost_model import CostModel
+    from codl.targets.base import Target
 
 NPZ = ".npz"
 
@@ -97,6 +95,8 @@ class EngineJob(ModelJob):
             strict=self.strict,
         )
         if self.adaptive:
+            from codl.plan.strategies.adapter import PlanAdapter
+
             engine.adapt(PlanAdapter(context, network))
         if not self.keeps_plan:
             engine.streams_by(partial(_lanes, context, source, self.strict))
@@ -179,6 +179,8 @@ class Run(EngineJob):
                 self.reporter.stage(f"Running {engine.network.name}, {self.rounds} times")
                 done = measure(engine, target, opened.inputs, opened.cost, rounds=self.rounds)
                 if context is not None and engine.adaptation and engine.adaptation.changes:
+                    from codl.plan.strategies.device_loop import keep_run
+
                     keep_run(engine, context, done.latency_ms.level)
                 if self.trace is not None:
                     from codl.jobs.explain import RUNS, power_w, write_trace  # few runs have one

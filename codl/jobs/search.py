@@ -24,7 +24,6 @@ from codl.plan.strategies.model_search import (
     search_models,
 )
 from codl.predict.workers import Workers
-from codl.targets.base import environment_of
 from codl.targets.connect import connect
 
 
@@ -186,6 +185,8 @@ def search_all(
         how = profiling(target, job.profile)
         context = replace(context, target=target, profiling=how)
         outcomes = _outcomes(searches, context, workers, budget, job.reporter)
+        from codl.targets.base import environment_of
+
         origin = context.origin(environment_of(target, {}))
     return [_made_with(outcome, origin) for outcome in outcomes]
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from codl.errors import DeviceError, UnknownNameError, UnsupportedError
 from codl.ir.records.soc import Soc
 from codl.registry import TRANSPORTS
-from codl.targets.base import Target
-from codl.targets.local import LocalTarget
 
 if TYPE_CHECKING:
+    from codl.targets.base import Target
     from codl.targets.checks import Check
     from codl.targets.client import Fix
     from codl.targets.device_shell import DeviceShell
@@ -66,7 +65,7 @@ register(
         "local",
         "this machine, in this process",
         lambda serial: serial == "local",
-        lambda serial, soc: LocalTarget(soc),
+        lambda serial, soc: _call("local:LocalTarget", soc),
     )
 )
 register(

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: Pattern of an import of a codl module, with the imported names.
 IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
-#: Calls by which a package registers its modules, all of which the agent then needs.
-REGISTERING = ("import_modules(", "add_lazy(")
+#: The call by which a package registers its modules, all of which the agent then needs.
+REGISTERING = "add_lazy("
 #: A module with lazy imports for the host only.
 ROOT = "codl/__init__.py"
 #: Distributions of pure Python in the archive.
@@ -108,7 +108,7 @@ def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
     for owner, names, module in IMPORT.findall(text if name != ROOT else ""):
         yield owner or module
         yield from (f"{owner}.{word}" for word in re.findall(r"\w+", names))
-    if name.endswith("__init__.py") and any(call in text for call in REGISTERING):
+    if name.endswith("__init__.py") and REGISTERING in text:
         folder = name.removesuffix("__init__.py")
         yield from (other for other in every if other.startswith(folder))
 

@@ -50,7 +50,6 @@ from codl.runtime.numpy_interpreter import check_order
 from codl.targets.base import Target
 from codl.validate import verdicts
 from codl.validate.references import BY_OPS, ModelAndSource, Values, outputs_by_ops
-from codl.validate.remedy import find_remedy
 from codl.validate.validation import COSINE, ModelUnderTest, Outputs, usual_cosine, validate
 
 #: Seconds to check ops one by one, and to search fallbacks for wrong ones.
@@ -300,6 +299,8 @@ class _Comparison:
                 checked = replace(checked, limit=limit)
             if self._builder.strict:
                 raise wrong(network, checked.diagnosis)
+            from codl.validate.remedy import find_remedy
+
             remedy = find_remedy(tested, checked, budget=time)
         if not remedy.is_right or any(check.verdict != "imprecise" for check in remedy.unmet):
             raise wrong(network, checked.diagnosis)

@@ -28,7 +28,7 @@ One multiprocessor beside four threads is a pair of similar speed (docs/results/
 the evaluation that follows):
 
     python scripts/bench/stage.py --left 1 --threads 4 --budget 190s --collect 190s \
-        --models vgg16,yolov2,resnet50,posenet,mobilenet_v2,bert -o part-h100-4threads.json
+        --models vgg16,yolov2,resnet50,posenet,mobilenet_v2,bert -o part-h200-4threads.json
 
 SoC files, datasets and predictors are left in --folder. Nothing else should run meanwhile.
 """

@@ -1,12 +1,10 @@
 """Strategies: ways to make a plan.
 
-Importing this package imports every module in it, and each adds its strategies to
-`base.STRATEGIES`.
+Importing this package adds codl's own strategies to `base.STRATEGIES`.
 """
 
-from codl.plan.strategies import ideal
+from codl.plan.strategies import ideal, planners
 from codl.plan.strategies.base import STRATEGIES, Context, Strategy
-from codl.registry import import_modules
 
 #: The default strategy.
 DEFAULT = "codl"
@@ -17,6 +15,4 @@ def find(name: str) -> Strategy:
     return STRATEGIES.find(name)
 
 
-import_modules(__name__)
-
-__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal"]
+__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal", "planners"]

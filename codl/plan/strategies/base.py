@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.files import VERSION, commit
@@ -29,12 +29,13 @@ from codl.machine.placement import limits_of, require_local, splittable
 from codl.machine.threads import one_blas_thread
 from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.plan.corrections import Evidence, corrected
 from codl.plan.cost_model import CostModel, LatencyPredictors, Milliseconds
 from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.registry import Registry
-from codl.targets.base import Target, libraries_of
+
+if TYPE_CHECKING:
+    from codl.targets.base import Target
 
 
 def _discard(text: str) -> None:
@@ -55,6 +56,8 @@ class Profiling:
         A named file that does not match raises `MismatchError`, and one that cannot be read
         `InvalidFileError`. A file in the folder is then ignored with a note.
         """
+        from codl.targets.base import libraries_of
+
         soc, target = context.soc, context.device
         cpu, place = soc.cpu, require_local(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
@@ -166,6 +169,8 @@ class Context:
         profile = self.profiling.of(network) if profiled and self.profiling else None
         if profile is None:
             return cost
+        from codl.plan.corrections import Evidence, corrected
+
         evidence = (Evidence.of(network, run, cost, self.local) for run in profile.runs)
         by_profile = corrected(cost, evidence)
 

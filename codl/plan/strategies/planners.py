@@ -11,7 +11,6 @@ from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
 from codl.plan.strategies.base import Context, strategy
-from codl.plan.strategies.device_loop import fastest_on_cpu, planned_on_device
 from codl.predict import DEFAULT
 
 #: The partition ratios that muLayer chooses from.
@@ -28,6 +27,8 @@ def cpu(network: Network, context: Context) -> Plan:
     With a device, the network runs in each library, and the fastest plan is taken.
     """
     if context.profiling is not None:
+        from codl.plan.strategies.device_loop import fastest_on_cpu
+
         try:
             return fastest_on_cpu(network, context, strategy="cpu")
         except (DeviceError, UnsupportedError) as error:
@@ -119,6 +120,8 @@ def codl(network: Network, context: Context) -> Plan:
     predictions decide, and a plan of one processor is taken where two gain little.
     """
     if context.profiling is not None:
+        from codl.plan.strategies.device_loop import planned_on_device
+
         try:
             return planned_on_device(network, context, strategy="codl")
         except (DeviceError, UnsupportedError) as error:
