@@ -50,7 +50,7 @@ def accuracy_content(result: TrainResult) -> TextTable:
     names = list(dict.fromkeys(row.name for row in rows))
     columns = [words("targets"), Column("number"), Column("rows held out")]
     columns += [Column(f"`{name}`") for name in names]
-    columns += [Column(f"`{DETAILED}` 5 %"), Column("MAPE"), Column("in the 90 % interval")]
+    columns += [Column(f"`{DETAILED}` 5 %"), Column("MAPE")]
     lines = []
     ordered = sorted(rows, key=_group)
     for name, of_group in groupby(ordered, _group):
