@@ -219,4 +219,4 @@ def trained(
     from codl.predict.training import train  # after the drivers: it loads thread pools of its own
 
     folder = tmp_path_factory.mktemp("predictors")
-    return folder, train(SOC, simulated, folder=folder, seeds=1)
+    return folder, train(SOC, simulated, folder=folder)

@@ -50,7 +50,7 @@ def accuracy_content(result: TrainResult) -> TextTable:
     names = list(dict.fromkeys(row.name for row in rows))
     columns = [words("targets"), Column("number"), Column("rows held out")]
     columns += [Column(f"`{name}`") for name in names]
-    columns += [Column(f"`{DETAILED}` 5 %"), Column("MAPE"), Column("in the 90 % interval")]
+    columns += [Column(f"`{DETAILED}` 5 %"), Column("MAPE")]
     lines = []
     ordered = sorted(rows, key=_group)
     for name, of_group in groupby(ordered, _group):
@@ -79,7 +79,7 @@ def _accuracy(group: str, rows: Sequence[PredictorRow], names: Sequence[str]) ->
 
     tests = {row.target: row.n_test for row in rows}
     shown = [mean(name, lambda row: row.acc10) for name in names]
-    details = (lambda row: row.acc5, lambda row: row.mape, lambda row: row.coverage90)
+    details = (lambda row: row.acc5, lambda row: row.mape)
     shown += [mean(DETAILED, figure) for figure in details]
     return TextRow((group, count(len(tests)), count(sum(tests.values())), *shown))
 

@@ -18,13 +18,13 @@ def train_predictors(
     ] = False,
 ) -> None:
     """Accuracy is measured on held-out rows, and on held-out op shapes, which is the figure that
-    counts: five folds, medians over --seeds. Targets are trained in parallel: one process a core,
-    --jobs of them, or the workers of a Dask cluster (the extra `dask`), with equal results.
+    counts: five folds. Targets are trained in parallel: one process a core, --jobs of them, or the
+    workers of a Dask cluster (the extra `dask`), with equal results.
 
     [dim]Examples:[/dim]
     codl train --soc host
     codl train --soc host --budget 5m
-    codl train --soc host --predictor codl --seeds 3
+    codl train --soc host --predictor codl
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
     trained = job.run()

@@ -74,9 +74,6 @@ class Train(Job):
             "as training. Predictors are stored first.",
         ),
     ] = True
-    seeds: Annotated[
-        int, option("--seeds", least=1, help="Random divisions into folds; medians count.")
-    ] = 1
     budget_s: Annotated[
         float | None,
         option(
@@ -109,12 +106,11 @@ class Train(Job):
                 predictors=tuple(self.predictors) or tuple(ESTIMATORS),
                 folder=self.output,
                 evaluate=self.evaluate,
-                seeds=self.seeds,
                 workers=workers,
                 budget=budget,
                 progress=update,
             )
-        protocol = {"evaluate": self.evaluate, "seeds": self.seeds, "dask": workers.dask or ""}
+        protocol = {"evaluate": self.evaluate, "dask": workers.dask or ""}
         return Trained(
             soc=described.name,
             report=report,

@@ -1,11 +1,9 @@
-"""Active learning: the order of a collection's tasks, and its stopping rule."""
+"""Active learning: the order of a collection's tasks, and the accuracy that its rows give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 from zlib import crc32
 
@@ -22,25 +20,14 @@ from codl.measure.measurement_order import Tier
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import ESTIMATORS, features, training_set
 from codl.predict.features import Item
-from codl.predict.training_set import Samples, TrainingRows, shape_folds
+from codl.predict.training_set import Samples, TrainingRows, percent, shape_folds
 
 T = TypeVar("T")
 Values: TypeAlias = NDArray[np.float64]
 #: The evaluated predictor.
 ESTIMATOR = "codl"
-#: Share of the budget before the first evaluation, and relative growth of time until the next.
+#: Share of the budget before tasks are first ordered, and relative growth of time until the next.
 FIRST, PAUSE = 0.15, 0.6
-#: Largest share of time for evaluations, during which nothing is measured.
-LOOKING = 0.08
-#: Percent of held-out rows within 10 % and 5 % at which a target is accurate enough.
-ENOUGH = {"acc10": 95.0, "acc5": 80.0}
-#: A target has converged when a relative `GROWTH` of rows gained less than `GAIN` percentage points
-#: of accuracy, `TWICE` in a row, since once is chance.
-GROWTH, GAIN, TWICE = 0.3, 1.0, 2
-#: Relative growth of rows after which a target is evaluated again.
-NEWS = 0.15
-#: Fewest tested rows of a meaningful accuracy.
-LEAST_ROWS = 30
 #: Columns whose logarithms have a smaller spread are constant.
 LEAST_SPREAD = 1e-6
 
@@ -103,120 +90,81 @@ class LearningPoint:
     acc5: float | None = None
     mape: float | None = None
 
-    @property
-    def is_enough(self) -> bool:
-        if self.acc10 is None or self.acc5 is None or self.tested < LEAST_ROWS:
-            return False
-        return self.acc10 >= ENOUGH["acc10"] and self.acc5 >= ENOUGH["acc5"]
-
 
 @dataclass
 class ActiveLearner:
-    """Active learning of a collection: tasks of targets whose accuracy still grows.
+    """Active learning of a collection: the order of its tasks.
 
     Every second task comes from a random half, which measures accuracy. The others are those most
-    distant from measured items, with targets in turns. Tiers keep their order, and only `Tier.MORE`
-    may be left out. All state derives from rows on disk, so a resumed collection needs no other
-    memory.
+    distant from measured items, with targets in turns. Tiers keep their order. All state derives
+    from rows on disk, so a resumed collection needs no other memory.
     """
 
     soc: Soc
     dataset: Dataset
     budget_s: float
     tiers: Mapping[Task, Tier] = field(default_factory=dict)
-    curves: dict[str, list[LearningPoint]] = field(default_factory=dict)
     tuning: Tuning = Tuning()
-    #: By target, the features of its measured rows.
-    _measured: dict[str, Values] = field(default_factory=dict)
     _rank: dict[Task, int] = field(default_factory=dict)
     _next_s: float | None = None
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """Order `missing` by expected information; empty once every target has converged.
+        """Order `missing` by expected information.
 
-        Rows are evaluated only now and then; before the first time the order stays. `seconds` is
-        the time since the collection began.
+        Tasks are ordered anew only now and then; before the first time the order stays. `seconds`
+        is the time since the collection began.
         """
         if seconds >= (FIRST * self.budget_s if self._next_s is None else self._next_s):
-            start = perf_counter()
-            self.look()
             self._rank = {task: at for at, task in enumerate(self._ordered(missing))}
-            took = perf_counter() - start
-            self._next_s = seconds + max(PAUSE * seconds, took / LOOKING)
-        if not self.curves:
+            self._next_s = (1 + PAUSE) * seconds
+        if not self._rank:
             return missing
-        if all(self._tier(task) is Tier.MORE and self._has_converged(task) for task in missing):
-            return ()
         last = len(self._rank)
-        return sorted(missing, key=lambda task: (self._tier(task), self._rank.get(task, last)))
+        return sorted(
+            missing,
+            key=lambda task: (self.tiers.get(task, Tier.MORE), self._rank.get(task, last)),
+        )
 
-    def look(self) -> None:
-        """Cross-validate every target with enough new rows, except context terms."""
+    def expected(self) -> dict[str, Any] | None:
+        """The accuracy of each target but context terms; None without rows."""
+        with threadpool_limits(1, user_api="blas"):
+            points = [_held_out(samples, self._rows(samples)) for samples in self._samples()]
+        if not points:
+            return None
+        targets = [asdict(point) for point in sorted(points, key=lambda point: point.target)]
+        return {"predictor": ESTIMATOR, "targets": targets}
+
+    def _samples(self) -> list[Samples]:
         try:
             targets, _ = training_set.read(self.dataset)
         except CodlError:
-            return  # there is no row yet
-        with threadpool_limits(1, user_api="blas"):
-            for samples in filter(_is_learned, targets):
-                curve = self.curves.setdefault(samples.target, [])
-                if curve and len(samples.samples) < (1 + NEWS) * curve[-1].rows:
-                    continue
-                values = self._measured[samples.target] = self._features(
-                    samples.target, samples.items
-                )
-                curve.append(_held_out(samples, samples.rows(values)))
+            return []  # there is no row yet
+        return [*filter(_is_learned, targets)]
 
-    def expected(self) -> dict[str, Any] | None:
-        self.look()
-        if not self.curves:
-            return None
-        targets = [asdict(curve[-1]) for _, curve in sorted(self.curves.items())]
-        return {"predictor": ESTIMATOR, "targets": targets}
-
-    def _tier(self, task: Task) -> Tier:
-        return self.tiers.get(task, Tier.MORE)
-
-    def _has_converged(self, task: Task) -> bool:
-        target = _target(task)
-        return target is not None and has_converged(self.curves.get(target, []))
+    def _rows(self, samples: Samples) -> TrainingRows:
+        return samples.rows(self._features(samples.target, samples.items))
 
     def _ordered(self, missing: Sequence[Task]) -> list[Task]:
-        """Chosen and given-order tasks in turns; tasks of converged targets last."""
-        growing = [task for task in missing if not self._has_converged(task)]
+        """Chosen and given-order tasks in turns."""
+        measured = {samples.target: samples for samples in self._samples()}
         chosen: dict[str, list[Task]] = {}
         others: list[Task] = []
-        for task in growing:
+        for task in missing:
             target = _target(task)
-            if target in self._measured and not is_random(_item(task)):
+            if target in measured and not is_random(_item(task)):
                 chosen.setdefault(target, []).append(task)
             else:
                 others.append(task)
         ranked = []
         for target, tasks in chosen.items():
             candidates = self._features(target, [_item(task) for task in tasks])
-            ranked.append([tasks[at] for at in farthest_first(self._measured[target], candidates)])
-        first = list(in_turns([others, in_turns(ranked)]))
-        return first + [task for task in missing if self._has_converged(task)]
+            order = farthest_first(self._rows(measured[target]).values, candidates)
+            ranked.append([tasks[at] for at in order])
+        return list(in_turns([others, in_turns(ranked)]))
 
     def _features(self, target: str, items: Sequence[Item]) -> Values:
         feature_set = ESTIMATORS[ESTIMATOR].feature_set
         return features.table(feature_set, target, items, self.soc, self.tuning).values
-
-
-def has_converged(curve: Sequence[LearningPoint]) -> bool:
-    """Stopping rule: a target is accurate enough, or its learning curve is flat, twice in a row."""
-    if curve and curve[-1].is_enough:
-        return True
-    steps: list[LearningPoint] = []
-    for look in reversed([look for look in curve if look.tested >= LEAST_ROWS]):
-        if not steps or look.rows * (1 + GROWTH) <= steps[-1].rows:
-            steps.append(look)
-    gains = [
-        later.acc10 - before.acc10
-        for later, before in pairwise(steps)
-        if later.acc10 is not None and before.acc10 is not None
-    ]
-    return len(gains) >= TWICE and max(gains[:TWICE]) < GAIN
 
 
 def _is_learned(samples: Samples) -> bool:
@@ -256,7 +204,7 @@ def _held_out(samples: Samples, rows: TrainingRows) -> LearningPoint:
         samples.target,
         count,
         len(error),
-        acc10=round(100 * float((error <= 0.10).mean()), 2),
-        acc5=round(100 * float((error <= 0.05).mean()), 2),
-        mape=round(100 * float(error.mean()), 2),
+        acc10=percent(error <= 0.10),
+        acc5=percent(error <= 0.05),
+        mape=percent(error),
     )

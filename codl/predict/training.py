@@ -34,7 +34,6 @@ from codl.predict.training_set import (
     Samples,
     TrainingRows,
     accuracy,
-    over_seeds,
     row_folds,
     shape_folds,
 )
@@ -42,8 +41,6 @@ from codl.predict.workers import Workers
 
 #: Rows of a timed batch of predictions, about a planner's batch.
 TIMED_ROWS = 1000
-#: Default number of repetitions of the shape split; time grows in proportion.
-SEEDS = 1
 SPLITS: tuple[Split, ...] = ("row", "shape")
 #: Directions of packing at the ends of CPU stages.
 PACKING: tuple[Direction, ...] = ("load", "store")
@@ -55,17 +52,16 @@ class TrainReport:
     """Result of `train`: accuracy, times, files and notes.
 
     `predictors` has accuracies as in `HeldOut`: the shape split holds out every row once, in five
-    folds, and reports medians over `seeds`. `failed` counts rows left out; `notes` explain targets
-    left out. `train_s` is the time to read the dataset and to fit and store every predictor,
-    `evaluate_s` the time of held-out evaluation. `bytes` is the size of each predictor's file.
-    `stopped` is the reason for the end of evaluation, `left` the number of unevaluated fits.
+    folds. `failed` counts rows left out; `notes` explain targets left out. `train_s` is the time to
+    read the dataset and to fit and store every predictor, `evaluate_s` the time of held-out
+    evaluation. `bytes` is the size of each predictor's file. `stopped` is the reason for the end of
+    evaluation, `left` the number of unevaluated fits.
     """
 
     soc: str
     predictors: tuple[PredictorRow, ...]
     train_s: float
     evaluate_s: float
-    seeds: int
     bytes: Mapping[str, int]
     failed: int
     sources: tuple[str, ...]
@@ -90,13 +86,11 @@ def _fit(_: None, task: TrainingTask) -> LatencyEstimator:
     return task.rows.fit(task.estimator, np.arange(len(task.rows.latency_ms)))
 
 
-def _hold_out(seeds: int, task: TrainingTask) -> dict[Split, HeldOut]:
+def _hold_out(_: None, task: TrainingTask) -> dict[Split, HeldOut]:
     estimator, rows = task
-    groups = rows.groups
-    assert groups is not None
-    shape = [accuracy(estimator, rows, shape_folds(groups, seed)) for seed in range(seeds)]
-    row = accuracy(estimator, rows, row_folds(len(rows.latency_ms)))
-    return {"row": row, "shape": over_seeds(shape)}
+    assert rows.groups is not None
+    folds = {"row": row_folds(len(rows.latency_ms)), "shape": shape_folds(rows.groups)}
+    return {split: accuracy(estimator, rows, folds[split]) for split in SPLITS}
 
 
 @dataclass(frozen=True)
@@ -153,7 +147,6 @@ def train(
     predictors: Sequence[str] | None = None,
     folder: Path = FOLDER,
     evaluate: bool = True,
-    seeds: int = SEEDS,
     workers: Workers = Workers(),
     budget: Budget | None = None,
     progress: Progress = no_progress,
@@ -174,11 +167,15 @@ def train(
     targets, left_out = training_set.read(dataset)
     steps = _steps(soc, tuning, targets, names)
     notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
-    work = _Work(workers, budget, progress, len(steps) * (1 + evaluate))
-    sets = _fitted_sets(soc, dataset, tuning, names, steps, work)
+    work = _Work(steps, workers, budget, progress, len(steps) * (1 + evaluate))
+    sets = _fitted_sets(soc, dataset, tuning, names, steps, dict(work.results(_fit)))
     files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
     stored_at = perf_counter()
-    held_out = work.within_budget(steps, _hold_out, seeds) if evaluate else {}
+    held_out: dict[int, Mapping[Split, HeldOut]] = {}
+    if evaluate:
+        with budget.keeping(steps):
+            for at, found in work.results(_hold_out, within_budget=True):
+                held_out[at] = found
     if held_out:
         sets = _with_figures(sets, steps, held_out)
         files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
@@ -188,7 +185,6 @@ def train(
         predictors=tuple(_rows(sets, steps, held_out)),
         train_s=stored_at - start,
         evaluate_s=done - stored_at,
-        seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
         failed=sum(each.failed for each in targets if not features.is_mulayer(each.target)),
         sources=tuple(sorted({source for samples in targets for source in samples.sources})),
@@ -232,10 +228,9 @@ def _fitted_sets(
     tuning: Tuning,
     predictors: Sequence[str],
     steps: Sequence[PredictorFit],
-    work: _Work,
+    fitted: Mapping[int, LatencyEstimator],
 ) -> dict[str, Predictors]:
     stored: dict[str, dict[str, StoredPredictor[Any]]] = {name: {} for name in predictors}
-    fitted = work.results(steps, _fit, None)
     for at, step in enumerate(steps):
         stored[step.estimator.name][step.samples.target] = step.stored(soc, tuning, fitted[at])
     sets = {
@@ -265,8 +260,9 @@ def _with_figures(
 
 @dataclass
 class _Work:
-    """Runs tasks of fits on workers, the longest first, and reports progress."""
+    """Runs a task of each step on workers, the longest first, and reports progress."""
 
+    steps: Sequence[PredictorFit]
     workers: Workers
     budget: Budget
     progress: Progress
@@ -274,40 +270,22 @@ class _Work:
     done: int = 0
 
     def results(
-        self, steps: Sequence[PredictorFit], work: Callable[[Any, TrainingTask], R], common: Any
-    ) -> dict[int, R]:
-        return dict(self._each(steps, work, common, within_budget=False))
-
-    def within_budget(
-        self, steps: Sequence[PredictorFit], work: Callable[[Any, TrainingTask], R], common: Any
-    ) -> dict[int, R]:
-        """Results of `work` on as many tasks as the budget allows, by the step's index."""
-        done: dict[int, R] = {}
-        with self.budget.keeping(steps):
-            for at, result in self._each(steps, work, common, within_budget=True):
-                done[at] = result
-        return done
-
-    def _each(
-        self,
-        steps: Sequence[PredictorFit],
-        work: Callable[[Any, TrainingTask], R],
-        common: Any,
-        *,
-        within_budget: bool,
+        self, work: Callable[[None, TrainingTask], R], *, within_budget: bool = False
     ) -> Iterator[tuple[int, R]]:
-        order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
+        """The index of each step with its result; of as many steps as the budget allows."""
+        steps, count = self.steps, len(self.steps)
+        order = sorted(range(count), key=lambda at: steps[at].effort, reverse=True)
         tasks = [
             TrainingTask(step.estimator, step.samples.rows(step.table.values))
             for step in map(steps.__getitem__, order)
         ]
-        with closing(self.workers.at_most(len(steps)).results(work, common, tasks)) as results:
-            taken = self.budget.steps(results, total=len(tasks)) if within_budget else results
-            for place, result in taken:
+        with closing(self.workers.at_most(count).results(work, None, tasks)) as results:
+            for place, result in (
+                self.budget.steps(results, total=count) if within_budget else results
+            ):
                 yield order[place], result
                 self.done += 1
-                left_s = self.budget.to_go_s(self.done, self.total)
-                self.progress(self.done, self.total, left_s)
+                self.progress(self.done, self.total, self.budget.to_go_s(self.done, self.total))
 
 
 def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples]) -> list[str]:
@@ -342,7 +320,7 @@ def _rows(
 ) -> Iterator[PredictorRow]:
     for at, step in enumerate(steps):
         trained, samples = sets[step.estimator.name], step.samples
-        with_features, without = _us_per_prediction(trained, samples)
+        us_per_prediction = _us_per_prediction(trained, samples)
         nothing = HeldOut(n_train=len(samples.samples), n_test=0)
         for split in SPLITS:
             yield PredictorRow(
@@ -351,24 +329,17 @@ def _rows(
                 processor=samples.processor,
                 split=split,
                 bytes=trained.stored[samples.target].bytes,
-                us_per_prediction=with_features,
-                us_without_features=without,
+                us_per_prediction=us_per_prediction,
                 **asdict(held_out.get(at, {}).get(split, nothing)),
             )
 
 
-def _us_per_prediction(trained: Predictors, samples: Samples) -> tuple[float, float]:
-    """Microseconds of a prediction in a batch, with and without computing features."""
-    stored = trained.stored[samples.target]
+def _us_per_prediction(trained: Predictors, samples: Samples) -> float:
+    """Microseconds of a prediction in a batch."""
     items = (samples.items * -(-TIMED_ROWS // len(samples.items)))[:TIMED_ROWS]
-    both, alone = [], []
+    taken_s = []
     for _ in range(3):
         start = perf_counter()
-        table = stored.table(items, trained.soc, trained.tuning)
-        tabled = perf_counter()
-        stored.estimator.predict(table.values)
-        end = perf_counter()
-        both.append(end - start)
-        alone.append(end - tabled)
-    count = len(items)
-    return round(1e6 * level(both) / count, 3), round(1e6 * level(alone) / count, 3)
+        trained.latency_ms(samples.target, items)
+        taken_s.append(perf_counter() - start)
+    return round(1e6 * level(taken_s) / len(items), 3)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -294,13 +294,10 @@ def row_folds(rows: int) -> list[Fold]:
     return [Fold(np.sort(order[held_out:]), np.sort(order[:held_out]))]
 
 
-def shape_folds(groups: Indices, seed: int = SEED) -> list[Fold]:
-    """Up to five folds that hold out every group once; none for a single group.
-
-    `groups` (rows) are group numbers. `seed` permutes groups of equal size among folds.
-    """
+def shape_folds(groups: Indices) -> list[Fold]:
+    """Up to five folds that hold out every group, by number (rows), once; none for one group."""
     values, names = np.unique(groups, return_inverse=True)
-    renamed = np.random.default_rng(seed).permutation(len(values))[names]
+    renamed = np.random.default_rng(SEED).permutation(len(values))[names]
     return _group_folds(renamed) if len(values) > 1 else []
 
 
@@ -346,8 +343,7 @@ class HeldOut:
     """Accuracy in percent on held-out rows; None without folds.
 
     For predictions in each row's run, `acc10` and `acc5` are the share of errors within 10 % and
-    5 %, `mape` the mean absolute percentage error. `acc10_typical` is `acc10` of predictions for
-    the typical run.
+    5 %, `mape` the mean absolute percentage error.
     """
 
     n_train: int
@@ -355,14 +351,11 @@ class HeldOut:
     acc10: float | None = None
     acc5: float | None = None
     mape: float | None = None
-    acc10_typical: float | None = None
 
     @property
     def figures(self) -> dict[str, float]:
-        """Rounded figures without None; `acc10_typical` only if it differs from `acc10`."""
+        """Rounded figures without None."""
         figures = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
-        if self.acc10_typical == self.acc10:
-            figures.pop("acc10_typical", None)
         # Finer digits of shares would be single rows.
         return {k: round(v, 1) if k == "mape" else round(v) for k, v in figures.items()}
 
@@ -395,26 +388,17 @@ def accuracy(
     for fold in folds:
         fitted = rows.fit(estimator, fold.train)
         X, wanted = rows.values[fold.test], rows.latency_ms[fold.test]
-        predicted = [fitted.predict(X, runs=runs) for runs in (rows.runs_at(fold.test), None)]
-        errors.append([np.abs(ms - wanted) / wanted for ms in predicted])
-    error, typical = (np.concatenate(parts) for parts in zip(*errors, strict=True))
+        predicted = fitted.predict(X, runs=rows.runs_at(fold.test))
+        errors.append(np.abs(predicted - wanted) / wanted)
+    error = np.concatenate(errors)
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),
         n_test=len(error),
-        acc10=_percent(error <= 0.10),
-        acc5=_percent(error <= 0.05),
-        mape=_percent(error),
-        acc10_typical=_percent(typical <= 0.10),
+        acc10=percent(error <= 0.10),
+        acc5=percent(error <= 0.05),
+        mape=percent(error),
     )
 
 
-def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
-    """The median of every figure over results for several seeds."""
-    names = ("acc10", "acc5", "mape", "acc10_typical")
-    columns = {name: [getattr(held_out, name) for held_out in seeds] for name in names}
-    middle = {k: None if None in v else round(median(v), 2) for k, v in columns.items()}
-    return HeldOut(min(held_out.n_train for held_out in seeds), seeds[0].n_test, **middle)
-
-
-def _percent(values: NDArray[Any]) -> float:
+def percent(values: NDArray[Any]) -> float:
     return round(100 * float(values.mean()), 2)

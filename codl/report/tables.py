@@ -231,7 +231,6 @@ def train_content(result: TrainResult) -> TextTable:
         (Column("within 10 % (%)"), lambda row: digits(row.acc10)),
         (Column("within 5 % (%)"), lambda row: digits(row.acc5)),
         (Column("MAPE (%)"), lambda row: digits(row.mape)),
-        (Column("in 90 % interval (%)", spare=3), lambda row: digits(row.coverage90)),
         (Column("bytes", spare=2), lambda row: count(row.bytes)),
         (
             Column("\N{MICRO SIGN}s per prediction", spare=4),

@@ -2,7 +2,7 @@
 
 Rows are held out one by one, as the paper does it, and by whole shapes of ops, as docs count:
 
-    codl train --soc host --seeds 3 --json > train.json
+    codl train --soc host --json > train.json
     python scripts/paper/predictors.py --soc host --train train.json
 
 Datasets of other people's phones are replayed: `codl dataset import` makes the SoC.

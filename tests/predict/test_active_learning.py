@@ -1,67 +1,52 @@
-"""What a collection with a budget measures next, when it ends, and what it says of the result."""
+"""What a collection with a budget measures next, and what it says of the result."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+import numpy as np
 from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 
-from codl.ir import Shape
+from codl.ir import Op
 from codl.measure.dataset import Dataset
-from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict.active_learning import (
-    LEAST_ROWS,
+    FIRST,
     ActiveLearner,
-    LearningPoint,
-    has_converged,
     is_random,
 )
 
 BUDGET_S = 100.0
 
 
-def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[LearningPoint]:
-    return [
-        LearningPoint("t", int(100 * rows**at), tested, acc10=acc, acc5=50.0, mape=9.0)
-        for at, acc in enumerate(accuracies)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("own", "has_ended"),
-    [
-        ([], False),
-        (looks(80.0, 80.5), False),
-        (looks(80.0, 80.5, 80.6), True),
-        (looks(80.0, 85.0, 85.1), False),
-        (looks(80.0, 80.1, 80.2, rows=1.1), False),
-        (looks(80.0, 80.5, 80.6, tested=LEAST_ROWS - 1), False),
-        ([LearningPoint("t", 60, 40, 95.0, 80.0, 3.0)], True),
-    ],
-)
-def test_a_target_converges_when_good_or_when_rows_gain_nothing(
-    own: list[LearningPoint], has_ended: bool
-) -> None:
-    assert has_converged(own) is has_ended
-
-
-def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
+def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
     everything = conv_tasks()
-    exact = ActiveLearner(
-        SOC, noisy_dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S
-    )
-    assert exact.choose(everything[200:], BUDGET_S) == ()
-    noisy = ActiveLearner(
-        SOC, noisy_dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S
-    )
-    assert noisy.choose(everything[200:], BUDGET_S)
-    # What surrounds ops is measured in any case, and before what has converged.
-    others: list[Task] = [DispatchTask(1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
-    again = ActiveLearner(SOC, exact.dataset, BUDGET_S)
-    order = again.choose([*everything[200:], *others], BUDGET_S)
-    assert list(order[:2]) == others
-    assert len(order) == len(everything[200:]) + 2
+    measured, missing = everything[:80], everything[80:]
+    learner = ActiveLearner(SOC, noisy_dataset(tmp_path, measured, noise=0.4), BUDGET_S)
+    assert learner.choose(missing, 0.0) == missing  # nothing is looked at yet
+    chosen = list(learner.choose(missing, FIRST * BUDGET_S))
+    assert set(chosen) == set(missing)
+    random_ones = [task for task in missing if is_random(task.part)]
+    short = min(len(random_ones), len(missing) - len(random_ones))
+    assert chosen[: 2 * short : 2] == random_ones[:short]
+    first = [task.part for task in chosen[1:20:2]]
+    assert not any(is_random(part) for part in first)
+    # The first ones are spread further from what is measured than those in the order given.
+    given = [task.part for task in missing if not is_random(task.part)][:10]
+    known = [task.part for task in measured]
+    assert nearest(first, known) > 1.3 * nearest(given, known)
+
+
+def nearest(parts: list[Op], known: list[Op]) -> float:
+    """Mean distance from the nearest part that is known or before, in logarithms of sizes."""
+
+    def sizes(op: Op) -> np.ndarray:  # type: ignore[type-arg]
+        return np.log([op.input.c, op.output.c, op.output.h, op.output.w])
+
+    found = []
+    for at, part in enumerate(parts):
+        others = [*known, *parts[:at]]
+        found.append(min(np.linalg.norm(sizes(part) - sizes(other)) for other in others))
+    return float(np.mean(found))
 
 
 def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.predict import ESTIMATORS, features
+from codl.predict import estimators as runs
 from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.gp_fitting import MaternKernel, Projection
@@ -67,6 +68,15 @@ def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> 
     assert np.median(high / low) == pytest.approx(1.3, rel=0.03)
     typical = again.predict(X[~train])
     np.testing.assert_array_equal(again.predict(X[~train], runs=["unknown"] * 60), typical)
+
+
+def test_runs_with_most_rows_have_columns() -> None:
+    X, y, shapes = law(60, 2)
+    number = np.arange(120) % (runs.MOST_COLUMNS + 1)
+    labels = [f"run{at}" for at in number]
+    fitted = Codl.fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
+    assert len(fitted.run_columns.shares) == runs.MOST_COLUMNS
+    assert not fitted.runs
 
 
 # Trees

@@ -181,7 +181,7 @@ def test_a_cluster_trains_the_same_predictors(
 ) -> None:
     """As processes do: see test_training."""
     names = ["codl", "gbdt"]
-    report = train(SOC, simulated, predictors=names, folder=tmp_path, seeds=1, workers=cluster)
+    report = train(SOC, simulated, predictors=names, folder=tmp_path, workers=cluster)
     assert [path.stem for path in report.files] == names
     for path in report.files:
         assert path.read_bytes() == (trained[0] / path.relative_to(tmp_path)).read_bytes()

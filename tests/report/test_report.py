@@ -295,7 +295,7 @@ def test_training_stands_split_beside_split(tmp_path: Path) -> None:
     rows, shapes = found.starting("linear")
     assert rows[1:6] == ["rows", "2,000/500", "91.2", "-", "5.00"]
     assert shapes[1:6] == ["shapes", "2,000/500", "81.2", "-", "5.00"]
-    assert shapes[6:] == ["-", "12,345", "2.35", "not recorded"]
+    assert shapes[6:] == ["12,345", "2.35", "not recorded"]
     assert found.starting("cpu_gemm (cpu)")
     every = terminal(train_content(parse_as(TrainResult, training())))
     assert "81.2" in every

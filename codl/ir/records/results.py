@@ -316,10 +316,8 @@ class Digests:
 class PredictorRow:
     """Accuracy of one predictor for one target under one hold-out, in percent.
 
-    `acc10` and `acc5` are the rows predicted within 10 and 5 %, `coverage90` the rows inside the 90
-    % interval. `acc10_typical` is `acc10` without per-run terms. All are None without held-out
-    rows. `bytes` is the target's share of the file. Predictions are timed in a batch, with and
-    without computing features.
+    `acc10` and `acc5` are the rows predicted within 10 and 5 %; None without held-out rows. `bytes`
+    is the target's share of the file. Predictions are timed in a batch.
     """
 
     name: str
@@ -331,8 +329,5 @@ class PredictorRow:
     acc10: Amount | None
     acc5: Amount | None
     mape: Amount | None
-    acc10_typical: Amount | None = None
-    coverage90: Amount | None = None
     bytes: Count
     us_per_prediction: Amount
-    us_without_features: Amount | None = None

@@ -12,7 +12,7 @@ the libraries of the extra `train`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -49,13 +49,13 @@ STEPS = 6
 OUTLIER = 2.0
 #: A negative overhead is at most this share of the fastest prediction in its run.
 MOST = 0.5
-#: Alternating fits of run terms and rough costs.
-ROUGH_PASSES = 5
-#: Least relative error reduction for which terms are kept: they have seen the held-out rows.
+#: Alternate fits of linear costs and run terms.
+PASSES = 7
+#: Least relative error reduction for which terms are kept: they have seen the rows.
 TERMS_WORTH = 0.05
 #: Cap of a prediction's absolute log error.
 MOST_OFF = 0.5
-#: Most runs with feature columns; more runs have terms alone, since each column needs many shapes.
+#: Most runs with feature columns, those with most rows; each column needs many shapes.
 MOST_COLUMNS = 16
 
 
@@ -74,55 +74,24 @@ class RunTerm:
     floor_ms: Annotated[float, Meta(ge=0)] = 0.0
 
 
-@dataclass(frozen=True)
-class RunTermSearch:
-    """Search for run terms by alternately fitting terms and a latency model to the same rows.
+def searched_terms(
+    X: Vector, y: Vector, labels: Sequence[str], groups: Groups
+) -> Mapping[str, RunTerm]:
+    """Run terms from alternate fits of terms and of linear costs to the same rows.
 
-    A rough model leaves its own errors in the terms; a fine model absorbs run differences into
-    ops. Neither is always better, so the search tries both.
+    Returns the terms with the least error of the costs, and none if terms gain little.
     """
-
-    X: Vector
-    y: Vector
-    labels: Sequence[str]
-    groups: Groups
-    floor_ms: float
-
-    def best(self, fit: Callable[[Mapping[str, RunTerm]], Vector]) -> Mapping[str, RunTerm]:
-        """The terms with the least prediction error; none if terms gain little.
-
-        `fit` fits a model to latencies in the typical run by some terms. It returns predictions
-        (rows, ms), preferably with the row's shape held out.
-        """
-        tried: list[tuple[float, Mapping[str, RunTerm]]] = []
-
-        def attempt(terms: Mapping[str, RunTerm]) -> Vector:
-            predicted = fit(terms)
-            tried.append((self._error(terms, predicted), terms))
-            return predicted
-
-        none: Mapping[str, RunTerm] = {}
-        attempt(self._terms(attempt(none)))
-        rough = none
-        for _ in range(ROUGH_PASSES):
-            rough = self._terms(self.of_costs(rough))
-        predicted = attempt(rough)
-        if min(tried[1][0], tried[2][0]) < tried[0][0]:
-            attempt(self._terms(predicted))
-        least, best = min(tried, key=lambda pair: pair[0])
-        return best if least <= (1 - TERMS_WORTH) * tried[0][0] else none
-
-    def of_costs(self, terms: Mapping[str, RunTerm]) -> Vector:
-        coefficients, overhead = costs(self.X, to_typical_run(terms, self.y, self.labels))
-        return self.X @ coefficients + overhead
-
-    def _terms(self, predicted: Vector) -> Mapping[str, RunTerm]:
-        predicted = np.maximum(predicted, self.floor_ms)
-        return fit_terms(predicted, self.y, self.labels, groups=self.groups)
-
-    def _error(self, terms: Mapping[str, RunTerm], predicted: Vector) -> float:
-        in_runs = np.maximum(to_runs(terms, predicted, self.labels), self.floor_ms)
-        return float(np.minimum(np.abs(np.log(in_runs / self.y)), MOST_OFF).mean())
+    floor_ms, terms = floor_of(y), dict[str, RunTerm]()
+    tried: list[tuple[float, dict[str, RunTerm]]] = []
+    for _ in range(PASSES):
+        coefficients, overhead = costs(X, to_typical_run(terms, y, labels))
+        predicted = np.maximum(X @ coefficients + overhead, floor_ms)
+        in_runs = np.maximum(to_runs(terms, predicted, labels), floor_ms)
+        error = np.minimum(np.abs(np.log(in_runs / y)), MOST_OFF).mean()
+        tried.append((float(error), terms))
+        terms = fit_terms(predicted, y, labels, groups=groups)
+    least, best = min(tried, key=lambda pair: pair[0])
+    return best if least <= (1 - TERMS_WORTH) * tried[0][0] else {}
 
 
 def fit_terms(
@@ -214,8 +183,8 @@ class RunColumns:
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> RunColumns:
-        rows = Counter(labels)
-        if len(rows) > MOST_COLUMNS:
+        rows = dict(Counter(labels).most_common(MOST_COLUMNS))
+        if len(rows) < 2:
             return cls()
         return cls({name: float(rounded(rows[name] / len(labels))) for name in sorted(rows)})
 
@@ -245,9 +214,6 @@ class LatencyEstimator:
     feature_set: ClassVar[FeatureSet]
     #: True for the papers' predictors: one target per op or whole exchange, no parts or context.
     is_of_wholes: ClassVar[bool] = False
-    #: Whether linear costs choose the run terms. Trees can follow every training row, so their own
-    #: errors cannot rank terms.
-    takes_terms: ClassVar[bool] = False
 
     floor_ms: float = 0.0
     runs: dict[str, RunTerm] = field(default_factory=dict)
@@ -276,16 +242,18 @@ class LatencyEstimator:
         if not (y > 0).all():
             raise ValueError(f"Latencies must be positive, got {y.min():g}.")
         shapes, labels = _groups(X, groups), _labels(runs, len(y))
-        if len(set(labels)) == 1:
-            fitted, _ = cls._fit_rows(X, y, shapes, {})
-        else:
-            fitted = cls._fit_runs(X, y, shapes, labels)
-        # Runs that do not differ need no terms.
-        terms = fitted.runs if any(term != RunTerm() for term in fitted.runs.values()) else {}
-        return replace(fitted, floor_ms=floor_of(y), runs=terms)
+        return replace(cls._fit_runs(X, y, shapes, labels), floor_ms=floor_of(y))
 
     @classmethod
-    def _fit(cls: type[E], X: Vector, y: Vector, groups: Groups) -> E:
+    def _fit_runs(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
+        """Fit rows of some runs; by default, rows without the run terms that linear costs show."""
+        terms = searched_terms(X, y, labels, shapes) if len(set(labels)) > 1 else {}
+        # Runs that do not differ need no terms.
+        terms = terms if any(term != RunTerm() for term in terms.values()) else {}
+        return replace(cls._fit(X, to_typical_run(terms, y, labels)), runs=dict(terms))
+
+    @classmethod
+    def _fit(cls: type[E], X: Vector, y: Vector) -> E:
         """Fit rows of a single run; `fit` sets `floor_ms` and `runs` afterwards."""
         raise NotImplementedError
 
@@ -296,30 +264,6 @@ class LatencyEstimator:
     def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
         """The features, extended by the estimator's columns for runs, if any."""
         return X
-
-    @classmethod
-    def _fit_rows(
-        cls: type[E], X: Vector, y: Vector, groups: Groups, terms: Mapping[str, RunTerm]
-    ) -> tuple[E, Vector]:
-        """Fit rows without their run `terms`; also returns predictions, preferably held-out."""
-        fitted = cls._fit(X, y, groups)
-        return fitted, fitted._predict(X)
-
-    @classmethod
-    def _fit_runs(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
-        return cls._fit_terms(X, y, shapes, labels)
-
-    @classmethod
-    def _fit_terms(cls: type[E], X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> E:
-
-        def in_typical_run(terms: Mapping[str, RunTerm]) -> tuple[E, Vector]:
-            return cls._fit_rows(X, to_typical_run(terms, y, labels), shapes, terms)
-
-        search = RunTermSearch(X, y, labels, shapes, floor_of(y))
-        terms = search.best(
-            search.of_costs if cls.takes_terms else lambda terms: in_typical_run(terms)[1]
-        )
-        return replace(in_typical_run(terms)[0], runs=dict(terms))
 
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items), of features shaped (items, features).
@@ -380,7 +324,7 @@ class FlopsLinear(_Linear):
     feature_set: ClassVar[FeatureSet] = "flops"
 
     @classmethod
-    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> FlopsLinear:
+    def _fit(cls, X: Vector, y: Vector) -> FlopsLinear:
         from sklearn.linear_model import LinearRegression
 
         scale = largest_sizes(X)
@@ -400,11 +344,7 @@ class CodlLinear(_Linear):
     feature_set: ClassVar[FeatureSet] = "variant"
 
     @classmethod
-    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> CodlLinear:
-        return cls.base(X, y)
-
-    @classmethod
-    def base(cls, X: Vector, y: Vector) -> CodlLinear:
-        """Linear costs fitted to rows of one run: the base of `codl` and `gbdt`."""
+    def _fit(cls, X: Vector, y: Vector) -> CodlLinear:
+        """Linear costs; also the base of `codl` and `gbdt`."""
         costs_ms, overhead_ms = costs(X, y)
         return cls(floor_ms=floor_of(y), overhead_ms=overhead_ms, costs_ms=costs_ms)

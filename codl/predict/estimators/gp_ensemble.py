@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from codl.predict.estimators import LatencyEstimator, RunColumns, RunTerm
+from codl.predict.estimators import LatencyEstimator, RunColumns
 from codl.predict.estimators.numerics import Groups, Vector
 from codl.predict.estimators.sparse_gp import Ensemble
 from codl.predict.features import FeatureSet
@@ -28,28 +28,11 @@ class Codl(LatencyEstimator):
     @classmethod
     def _fit_runs(cls, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> Codl:
         """Fit with a column for every run, whose kernel length scales the runs' difference."""
-        columns = RunColumns.of(labels)
-        if not columns.shares:
-            return cls._fit_terms(X, y, shapes, labels)
-        fitted, _ = cls._fit_rows(columns.beside(X, labels), y, shapes, {}, columns)
-        return fitted
-
-    @classmethod
-    def _fit_rows(
-        cls,
-        X: Vector,
-        y: Vector,
-        groups: Groups,
-        terms: Mapping[str, RunTerm],
-        columns: RunColumns | None = None,
-    ) -> tuple[Codl, Vector]:
         from codl.predict.estimators.gp_fitting import fit_ensemble  # needs SciPy
 
-        columns = columns or RunColumns()
-        ensemble, predicted = fit_ensemble(
-            X, y, groups, len(columns.shares), beside_terms=bool(terms)
-        )
-        return cls(ensemble=ensemble, run_columns=columns), predicted
+        columns = RunColumns.of(labels)
+        X = columns.beside(X, labels)
+        return cls(ensemble=fit_ensemble(X, y, shapes, len(columns.shares)), run_columns=columns)
 
     def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
         return self.run_columns.beside(X, runs)

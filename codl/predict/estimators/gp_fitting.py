@@ -28,7 +28,6 @@ from codl.predict.estimators.numerics import (
     RESOLUTION_MS,
     Groups,
     Vector,
-    medians,
     ridge,
     rounded,
 )
@@ -55,8 +54,6 @@ DIGITS_OF_WEIGHTS = 5
 SLACK = 0.3
 #: Least relative error reduction for which fitted shares replace equal shares: less is chance.
 WORTH = 0.02
-#: The least reduction where run terms are fitted: the terms have seen the held-out rows.
-WORTH_BESIDE_RUNS = 0.2
 #: Steps of the grid of candidate shares.
 SHARE_STEPS = 4
 #: Fewest items with which boosted trees join: inducing points cannot represent as many.
@@ -83,22 +80,18 @@ LENGTH_SPREAD = 0.8
 JITTER = 1e-6
 
 
-def fit_ensemble(
-    X: Vector, y: Vector, groups: Groups, run_columns: int, *, beside_terms: bool
-) -> tuple[Ensemble, Vector]:
-    """The ensemble fitted to `X` (rows, features) and `y` (rows, ms), and held-out predictions.
+def fit_ensemble(X: Vector, y: Vector, groups: Groups, run_columns: int) -> Ensemble:
+    """The ensemble fitted to `X` (rows, features) and `y` (rows, ms).
 
-    The last `run_columns` features are run columns. `beside_terms`: whether the rows have run
-    terms.
+    The last `run_columns` features are run columns.
     """
-    base, logs = CodlLinear.base(X, y), np.log(np.maximum(y, RESOLUTION_MS))
+    base, logs = CodlLinear._fit(X, y), np.log(np.maximum(y, RESOLUTION_MS))
     scaling = scaling_of(X, run_columns)
-    base_ms = base.predict(X)
-    base_logs = np.log(base_ms)
+    base_logs = np.log(base.predict(X))
     if len(y) < LEAST_ROWS or not scaling.columns:
         off = float(np.median(logs - base_logs)) if len(logs) > 1 else 0.0
         limits = rounded([min(off, 0.0), max(off, 0.0)])
-        return Ensemble(base=base, limits=limits), base_ms
+        return Ensemble(base=base, limits=limits)
     scaled = scaling.scaled(X)
     points = inducing_points(scaled)
     candidates = candidates_of(scaled, logs, base_logs, points)
@@ -111,12 +104,10 @@ def fit_ensemble(
     low, high = np.quantile(logs - held_out, [0.0, 1.0])
     limits = rounded([low - SLACK, high + SLACK])
     corrections = corrections.clip(*limits)
-    worth = WORTH_BESIDE_RUNS if beside_terms and trees is None else WORTH
-    shares = best_shares(logs - held_out, corrections, worth)
+    shares = best_shares(logs - held_out, corrections)
     kept = np.flatnonzero(shares).tolist()
     members = [at for at in kept if at < len(candidates)] or [0]
-    mixed = held_out + shares @ corrections
-    fitted = Ensemble(
+    return Ensemble(
         base=base,
         limits=limits,
         scaling=scaling,
@@ -124,7 +115,6 @@ def fit_ensemble(
         members=tuple(replace(candidates[at].member, share=float(shares[at])) for at in members),
         trees=trees if len(candidates) in kept else None,
     )
-    return fitted, np.exp(mixed)
 
 
 def scaling_of(X: Vector, run_columns: int) -> LogScaling:
@@ -162,7 +152,7 @@ def hold_out(
     base, predicted = np.empty(len(y)), np.empty((len(candidates) + with_trees, len(y)))
     for fold in inner_folds(groups):
         train = np.setdiff1d(np.arange(len(y)), fold)
-        all_base = np.log(CodlLinear.base(X[train], y[train]).predict(X))
+        all_base = np.log(CodlLinear._fit(X[train], y[train]).predict(X))
         base[fold] = all_base[fold]
         level = on_line(scaled, ridge(scaled[train], logs[train]))
         shifted = all_base + np.median((logs - all_base)[train])
@@ -193,26 +183,18 @@ def candidates_of(
     ]
 
 
-def best_shares(rest: Vector, corrections: Vector, worth: float) -> Vector:
+def best_shares(rest: Vector, corrections: Vector) -> Vector:
     """Shares (members) whose mix of `corrections` (members, rows) is closest to `rest` (rows).
 
-    Returns equal shares unless others reduce the error by at least the fraction `worth`.
+    Returns equal shares unless others reduce the error by at least the fraction `WORTH`.
     """
-    tried = share_grid(len(corrections))
+    count = len(corrections)
+    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
+    steps = grid[grid.sum(1) == SHARE_STEPS] / SHARE_STEPS
+    tried: Vector = np.vstack([np.ones((1, count)) / count, steps])
     wrong = np.minimum(np.abs(rest - tried @ corrections), 1).mean(1)
     best = int(np.argmin(wrong))
-    if wrong[best] > (1 - worth) * wrong[0]:
-        best = 0
-    result: Vector = tried[best]
-    return result
-
-
-def share_grid(count: int) -> Vector:
-    """Weights (candidates, `count`) with sum 1: equal weights first, then all grid points."""
-    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
-    result: Vector = np.vstack([np.ones((1, count)) / count, grid[grid.sum(1) == SHARE_STEPS]])
-    result[1:] /= SHARE_STEPS
-    return result
+    return np.asarray(tried[best if wrong[best] <= (1 - WORTH) * wrong[0] else 0])
 
 
 @dataclass(frozen=True)
@@ -234,7 +216,7 @@ class Candidate:
         rest = target - on_line(scaled, line)
         items, of_row, count = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
         searched = np.random.default_rng(SEED).permutation(len(items))[:SEARCHED]
-        levels = medians(rest, of_row.ravel())[searched]
+        levels = np.array([np.median(rest[of_row.ravel() == item]) for item in searched])
         kernel = MaternKernel.search(
             items[searched],
             levels - levels.mean(),

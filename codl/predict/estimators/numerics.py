@@ -33,15 +33,6 @@ def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
     return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
 
 
-def medians(values: Vector, groups: Groups) -> Vector:
-    """The median of `values` (rows) in each group, shaped (groups), in order of group number."""
-    order = np.lexsort((values, groups))
-    _, first, count = np.unique(groups[order], return_index=True, return_counts=True)
-    low, high = (values[order[first + (count - more) // 2]] for more in (1, 0))
-    result: Vector = (low + high) / 2
-    return result
-
-
 def to_json(value: Any) -> Any:
     """Encoding hook of msgspec: arrays become nested lists; others raise `NotImplementedError`."""
     if isinstance(value, np.ndarray):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.predict.estimators import CodlLinear, LatencyEstimator
-from codl.predict.estimators.numerics import RESOLUTION_MS, Groups, Vector
+from codl.predict.estimators.numerics import RESOLUTION_MS, Vector
 from codl.predict.features import FeatureSet
 
 #: Feature index that marks a leaf.
@@ -240,13 +240,12 @@ class Gbdt(LatencyEstimator):
 
     name: ClassVar[str] = "gbdt"
     feature_set: ClassVar[FeatureSet] = "variant"
-    takes_terms: ClassVar[bool] = True
     base: CodlLinear
     trees: Trees
 
     @classmethod
-    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> Gbdt:
-        base = CodlLinear.base(X, y)
+    def _fit(cls, X: Vector, y: Vector) -> Gbdt:
+        base = CodlLinear._fit(X, y)
         target = np.log(np.maximum(y, RESOLUTION_MS) / base.predict(X))
         return cls(base=base, trees=Trees.boost(X, target, rounds=ROUNDS, parameters=BOOSTING))
 
