@@ -182,7 +182,7 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)
     predictors, gpu = read(path, soc, tuning), soc.gpu
-    suffix = ELEMENTS[gpu.element].suffix  # type: ignore[index]
+    suffix = ELEMENTS[gpu.element].suffix
     if suffix and not any(suffix in target for target in predictors.stored):
         raise InvalidFileError(
             path,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import yaml
@@ -22,7 +22,7 @@ from codl.ir import yaml_file
 from codl.ir.op_text import parse
 from codl.ir.ops.base import OP_TYPES
 from codl.ir.plan import OpFallback
-from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, PrecisionTraits
+from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, Element, PrecisionTraits
 from codl.ir.yaml_file import NotNegative, Positive, Threads
 
 CacheKind: TypeAlias = Literal["data", "instruction", "unified"]
@@ -85,7 +85,7 @@ class PublishedGpu:
     platform: str | None = None
     name: str | None = None
     driver: str | None = None
-    type: str | None = None
+    type: Literal["cpu", "gpu"] | None = None
     compute_units: Positive | None = None
     max_work_group_size: Positive | None = None
     wave_size: Positive | None = None
@@ -165,10 +165,8 @@ LOCAL = ".local.yaml"
 #: Memory types of a GPU side's tensors, and the types of their elements.
 MEMORY_TYPES = tuple(layout.memory for layout in LAYOUTS.values() if layout.memory)
 ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
-#: Origins of a SoC's latencies: `measured` with codl's kernels, or `replayed` from other projects.
-SOURCES = ("measured", "replayed")
-#: Types of OpenCL device.
-TYPES = ("cpu", "gpu")
+Memory: TypeAlias = Literal["buffer", "image2d"]
+MemoryTypes: TypeAlias = Annotated[tuple[Memory, ...], msgspec.Meta(min_length=1)]
 #: Values that mean "unknown" for an optional key; `Soc.to_dict` omits the key.
 UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys written by earlier versions of codl, ignored on reading: of each side, and others.
@@ -211,7 +209,7 @@ class GpuSide:
     platform: str
     name: str
     driver: str
-    type: str
+    type: Literal["cpu", "gpu"]
     compute_units: Positive
     max_work_group_size: Positive
     wave_size: Positive
@@ -222,9 +220,9 @@ class GpuSide:
     #: Memory types of tensors (`buffer`, `image2d`), type of their elements (`float32`, `float16`),
     #: and narrowest type of multiplications. `arithmetic` is `float16` only with `float16`
     #: elements. The last two are the precision of models that request none.
-    memory_types: tuple[str, ...] = ("buffer",)
-    element: str = "float32"
-    arithmetic: str = "float32"
+    memory_types: MemoryTypes = ("buffer",)
+    element: Element = "float32"
+    arithmetic: Element = "float32"
     #: Largest `image2d` in texels; 0 if the device has no images or the limit is unknown.
     max_image_width: NotNegative = 0
     max_image_height: NotNegative = 0
@@ -239,7 +237,7 @@ class GpuSide:
     @property
     def precision(self) -> str:
         """The name in `PRECISIONS` of the stored and computed types of tensors."""
-        traits = PrecisionTraits(self.element, self.arithmetic)  # type: ignore[arg-type]
+        traits = PrecisionTraits(self.element, self.arithmetic)
         return next(name for name, each in PRECISIONS.items() if each == traits)
 
     @property
@@ -291,7 +289,7 @@ class Soc:
     description: str
     cpu: CpuSide
     gpu: GpuSide
-    source: str = "measured"
+    source: Literal["measured", "replayed"] = "measured"
     power_w: PowerW | None = None
     chip: Chip | None = None
     sources: dict[str, str] = field(default_factory=dict, hash=False)
@@ -440,21 +438,9 @@ def _checked(soc: Soc, path: Path) -> Soc:
         inside(FOLDER, soc.name)  # of which folders are named
     except CodlError as error:
         raise InvalidFileError(path, str(error), where="name") from error
-    for key, values, choices in (
-        ("gpu.type", (soc.gpu.type,), TYPES),
-        ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
-        ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
-        (
-            "gpu.arithmetic",
-            (soc.gpu.arithmetic,),
-            tuple(p.arithmetic for p in PRECISIONS.values() if p.element == soc.gpu.element),
-        ),
-        ("source", (soc.source,), SOURCES),
-    ):
-        for value in values:
-            if value not in choices:
-                reason = f"must be of {', '.join(choices)}, got {value!r}."
-                raise InvalidFileError(path, reason, where=key)
+    if (soc.gpu.element, soc.gpu.arithmetic) not in PRECISIONS.values():
+        reason = f"must be float32 with the element {soc.gpu.element}, got {soc.gpu.arithmetic}."
+        raise InvalidFileError(path, reason, where="gpu.arithmetic")
     for number, fallback in enumerate(soc.fallbacks):
         if fallback.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
             try:
@@ -462,7 +448,4 @@ def _checked(soc: Soc, path: Path) -> Soc:
             except CodlError as error:
                 where = f"fallbacks[{number}].op"
                 raise InvalidFileError(path, str(error), where=where) from error
-    if not soc.gpu.memory_types:
-        reason = f"must be some of {', '.join(MEMORY_TYPES)}, got none."
-        raise InvalidFileError(path, reason, where="gpu.memory_types")
     return soc

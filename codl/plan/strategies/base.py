@@ -22,7 +22,7 @@ from codl.ir.plan import Plan, PlanOrigin
 from codl.ir.records import profile as profiles
 from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.records.profile import NetworkProfile, load_profile
-from codl.ir.records.soc import Soc
+from codl.ir.records.soc import Memory, Soc
 from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
 from codl.machine.placement import limits_of, require_local, splittable
@@ -186,7 +186,7 @@ class Context:
         """The SoC that plans are lowered for; raises `UnsupportedError` where none can run."""
         return splittable(require_local(self.soc))
 
-    def with_memory(self, memory: str) -> Context:
+    def with_memory(self, memory: Memory) -> Context:
         """The context with a GPU that has only one of `MEMORY_TYPES`."""
         gpu = replace(self.soc.gpu, memory_types=(memory,))
         return replace(self, soc=replace(self.soc, gpu=gpu))

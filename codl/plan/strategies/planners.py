@@ -7,6 +7,7 @@ from dataclasses import replace
 from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.records.soc import Memory
 from codl.plan.build_plan import default_plan, one_processor
 from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
@@ -65,7 +66,7 @@ def gpu_image(network: Network, context: Context) -> Plan:
     return _one_memory(network, context, "gpu-image", "image2d")
 
 
-def _one_memory(network: Network, context: Context, name: str, memory: str) -> Plan:
+def _one_memory(network: Network, context: Context, name: str, memory: Memory) -> Plan:
     """Everything on the GPU with its tensors in one of `MEMORY_TYPES`.
 
     Variants are the fastest ones if the SoC's dataset has that memory type, else the default ones.

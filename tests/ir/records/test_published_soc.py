@@ -132,5 +132,5 @@ def test_the_source_is_kept_in_the_file(tmp_path: Path) -> None:
     assert socs.load(path) == REPLAYED
     assert "source" not in SOC.to_dict()
     path.write_text(path.read_text().replace("source: replayed", "source: guessed"))
-    with pytest.raises(InvalidFileError, match="source: must be of measured, replayed"):
+    with pytest.raises(InvalidFileError, match="source: must be one of measured, replayed"):
         socs.load(path)
