@@ -41,7 +41,6 @@ from codl.runtime.drivers import cl_module
 from codl.runtime.session import Session
 from codl.validate import verdicts
 from codl.validate.first_check import checked_engine
-from codl.validate.references import ModelAndSource
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +115,7 @@ def test_a_wrong_kernel_is_left_out_with_one_warning(
     assert not np.allclose(wrong, expected, rtol=1e-3, atol=1e-4)
     for start in range(2):
         if start:
-            monkeypatch.setattr(ModelAndSource, "again", no_reference)
+            monkeypatch.setattr("codl.validate.first_check.ModelAndSource", no_reference)
         with pytest.warns(CodlWarning) as told:
             engine = checked_engine(network, plan, here(first_soc), source=source)
         (text,) = (str(one.message) for one in told if one.category is CodlWarning)
@@ -181,7 +180,7 @@ def test_it_is_paid_once_for_each_model_plan_driver_and_code(
 
     assert ms() > 0
     with monkeypatch.context() as patch:
-        patch.setattr(ModelAndSource, "again", no_reference)
+        patch.setattr("codl.validate.first_check.ModelAndSource", no_reference)
         assert ms() == 0
     assert ms(side="cpu") > 0
     same, other = (load_network(write(seed, "again.onnx")) for seed in (1, 2))
