@@ -36,5 +36,5 @@ def test_values_of_a_soc_file_are_known_or_of_earlier_versions(first_soc: LocalS
     content["gpu"] |= {"svm_atomics": True, "signal": "flag", "svm": "none"}
     assert socs.from_dict(content, Path("x.yaml")) == first_soc.facts
     content["gpu"]["element"] = "some"
-    with pytest.raises(InvalidFileError, match=r"gpu.element: must be of"):
+    with pytest.raises(InvalidFileError, match=r"gpu.element: must be one of"):
         socs.from_dict(content, Path("x.yaml"))

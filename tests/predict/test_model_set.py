@@ -224,7 +224,7 @@ def test_training_on_it_is_as_accurate_as_when_it_was_made(epyc: Soc, tmp_path: 
     for path in part.folder.glob("t_*.csv"):
         if not path.name.startswith(("t_conv2d_", "t_fc_", "t_pooling_")):
             path.unlink()
-    train(epyc, part, tuning, predictors=["codl"], folder=tmp_path, seeds=1)
+    train(epyc, part, tuning, predictors=["codl"], folder=tmp_path)
     before, after = (
         model_set.load(epyc, "codl", *of, tuning=tuning).stored for of in ((), (tmp_path,))
     )

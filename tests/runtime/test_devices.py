@@ -156,7 +156,7 @@ def _soc_of_a_gpu() -> Soc:
     [
         ("simd_floats: ", "simd_flots: ", "cpu: Unknown key 'simd_flots'. Did you mean 'simd_"),
         ("threads: 1", "threads: 0", "cpu.threads: expected int >= 1, got 0"),
-        ("- buffer", "- bufer", "gpu.memory_types: must be of buffer, image2d, got 'bufer'"),
+        ("- buffer", "- bufer", "gpu.memory_types[0]: must be one of buffer, image2d, got 'bufer'"),
         ("  l2_cache_bytes: 1\n", "", "cpu.l2_cache_bytes: the key is missing"),
         ("gpu:", "gpu: [", "not YAML"),
     ],

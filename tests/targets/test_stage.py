@@ -34,7 +34,7 @@ class NoCompanion:
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCH))
-    with rolled_back():
+    with rolled_back(always=True):
         device = pytest.importorskip("codl_stage.device")
         monkeypatch.setattr(device, "Companion", NoCompanion)
         yield pytest.importorskip("codl_stage.target")

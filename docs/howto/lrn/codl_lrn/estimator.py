@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.numerics import Groups, Vector
+from codl.predict.estimators.numerics import Vector
 from codl.predict.features import FeatureSet
 
 #: Pull of the powers towards 0, for each row.
@@ -22,7 +22,7 @@ class PowerLaw(LatencyEstimator):
     powers: Vector
 
     @classmethod
-    def _fit(cls, X: Vector, y: Vector, groups: Groups) -> PowerLaw:
+    def _fit(cls, X: Vector, y: Vector) -> PowerLaw:
         A = columns(X)
         penalty = RIDGE * len(A) * np.eye(A.shape[1])
         return cls(powers=np.linalg.solve(A.T @ A + penalty, A.T @ np.log(y)))
