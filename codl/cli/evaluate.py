@@ -103,7 +103,7 @@ def validate_plan(job: Validate, out: Output) -> None:
 
 
 def _sample_lines(result: Mapping[str, Any]) -> list[str]:
-    """How often classes agree, of several samples."""
+    """Lines on how often the largest outputs of the samples agree with the reference's."""
     classes, lowest = result["agreement"], result["lowest"]
     if classes is None:
         return []

@@ -306,7 +306,7 @@ class BenchStream(EngineJob):
     ] = ()
 
     def run(self) -> dict[str, Any]:
-        """What `codl bench stream --json` holds."""
+        """Time each processor alone and the stream; returns the result of `codl bench stream`."""
         for name in self.peers:
             check_installed(name, THROUGHPUT_PEERS.find(name))
         with ExitStack() as stack:

@@ -150,7 +150,7 @@ class SensorInfo:
 
 @dataclass(frozen=True)
 class SensorScan:
-    """The readable sensors, and the errors of unreadable ones by name."""
+    """Sensors found on the machine; `unreadable` maps names of others to the error of reading."""
 
     sensors: tuple[Sensor, ...]
     unreadable: dict[str, str] = field(default_factory=dict)

@@ -260,7 +260,7 @@ class AnchorTime:
 
 @dataclass(frozen=True)
 class TimedTogether:
-    """Latencies of models by name; `failed` has the reasons of failed models.
+    """Results of models timed in turns, by model name; `failed` maps failed models to reasons.
 
     `latency_ms` covers warm runs, `cold_ms` the first run of each turn. `anchors` show the
     machine's speed, `conditions` cover the whole measurement. `energy_mj` is the energy of one

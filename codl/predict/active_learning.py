@@ -168,7 +168,7 @@ class ActiveLearner:
 
 
 def _is_learned(samples: Samples) -> bool:
-    """Whether active learning covers a target: parts of ops, and whole exchanges."""
+    """True for the targets that active learning orders: kernels of ops, and whole transfers."""
     if features.is_mulayer(samples.target) or samples.target.endswith(features.SHARING_PARTS):
         return False
     return any(isinstance(sample.item, Op | Shape) for sample in samples.samples[:1])

@@ -198,7 +198,7 @@ class Library:
         return lambda name: entries[places[name][0]] or 0
 
     def __getattr__(self, name: str) -> Any:
-        """A function, looked up at its first call."""
+        """The OpenCL function of a name; it is looked up once, at the first access."""
         if name.startswith("_"):
             raise AttributeError(name)
         function = self._function(name)

@@ -154,7 +154,7 @@ class Profile(Request[tuple[TimeSpan, ...]]):
 
 @dataclass(frozen=True)
 class Binaries(Request[tuple[Binary, ...]]):
-    """Read the compiled programs of a model and of opening the device."""
+    """Get the compiled programs of a loaded model, and the one that opening the device compiled."""
 
     handle: int
 
