@@ -13,6 +13,8 @@ from codl.ir import parse
 from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.registry import rolled_back
+from codl.runtime.drivers import cl_module
+from codl.runtime.opencl import OpenClDevice
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
@@ -34,6 +36,8 @@ class NoCompanion:
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCH))
+    for name in ("Buffer", "Image"):  # `Kept` replaces them for the whole process
+        monkeypatch.setattr(cl_module(), name, getattr(cl_module(), name))
     with rolled_back(always=True):
         device = pytest.importorskip("codl_stage.device")
         monkeypatch.setattr(device, "Companion", NoCompanion)
@@ -47,3 +51,19 @@ def test_rows_are_measured_beside_the_companion(first_soc: Soc, plugin: ModuleTy
         assert type(target.device).__name__ == "StageDevice"
     assert rows
     assert NoCompanion.starts > 0
+
+
+def test_memory_without_users_is_released(plugin: ModuleType, first_gpu: OpenClDevice) -> None:
+    cl = cl_module()
+    kept = pytest.importorskip("codl_stage.kept").Kept()
+    used = cl.Buffer(first_gpu.context, cl.mem_flags.READ_WRITE, 64)
+    unused = cl.Buffer(first_gpu.context, cl.mem_flags.READ_WRITE, 64)
+    assert isinstance(unused, cl.MemoryObject)
+    del unused
+    assert len(kept) == 2
+    kept.release()
+    assert len(kept) == 1
+    assert used.size == 64
+    del used
+    kept.release()
+    assert len(kept) == 0
