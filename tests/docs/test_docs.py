@@ -1,25 +1,29 @@
-"""The docs: what is generated is current, and commands, files and modules that are named exist."""
+"""The docs: what is generated is current, what is named exists, and scripts and notebooks run."""
 
 from __future__ import annotations
 
+import ast
 import importlib
-import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import nbformat
 import pytest
+import render_docs
 import typer
+from nbclient import NotebookClient
 
 from codl.cli.app import app
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-import render_docs  # type: ignore[import-not-found]
+from codl.ir.records.soc import Soc
+from codl.machine.placement import Placement
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -32,8 +36,6 @@ FILE = re.compile(r"`((?:codl|scripts|docs|tests)/[\w/.-]+\.\w+)`")
 MODULE = re.compile(r"`(codl(?:\.\w+)+)`")
 #: What follows a command in a shell, and is none of its words.
 SHELL = {"|", ">", "&&", ";", "&"}
-
-
 PAGES: list[Path] = render_docs.pages()
 
 
@@ -164,7 +166,7 @@ def _is_there(dotted: str) -> bool:
     return hasattr(importlib.import_module(module), attribute)
 
 
-#: Those of the paper's figures are checked by tests/docs/test_paper.py.
+#: Those of the paper's figures are checked in tests/docs/test_gains.py.
 RESULTS = sorted(
     path for path in (DOCS / "results").glob("*.json") if not path.name.startswith("paper-")
 )
@@ -181,3 +183,164 @@ def test_results_are_what_a_kept_command_writes(path: Path) -> None:
     names = {path.name, *(path.name.replace(f"-{soc}.", f"-{n}.") for n in ("$name", "$$gpu"))}
     names |= {re.sub(r"^package-\w+-", "package-$model-", name) for name in names}
     assert any(name in script for name in names), f"no command makes {path.name}"
+
+
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
+
+
+def imported(script: Path) -> Iterator[tuple[str, str]]:
+    """Modules of codl, its plugins or beside a script, and the names imported from each."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_script_imports_what_there_is(script: Path) -> None:
+    beside = {path.stem for path in script.parent.glob("*.py")}
+    names = list(imported(script))
+    assert names or script.name == "__init__.py"
+    for module, name in names:
+        if (
+            module.startswith("codl")
+            and name
+            and not hasattr(importlib.import_module(module), name)
+        ):
+            importlib.import_module(f"{module}.{name}")
+        elif module in beside and name:
+            tree = ast.parse((script.parent / f"{module}.py").read_text())
+            assert name in ast.unparse(tree), f"{script}: {module} has no {name}"
+
+
+def test_bootstrap_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
+    shared, link = tmp_path / "shared", tmp_path / ".venv"
+    shared.mkdir()
+    (shared / "kept").write_text("of somebody else")
+    link.symlink_to(shared)
+    command = [sys.executable, str(ROOT / "scripts" / "bootstrap.py"), str(link)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert f"{link} is a link to {shared}" in ran.stderr
+    assert f"rm {link}" in ran.stderr
+    assert (shared / "kept").read_text() == "of somebody else"
+
+
+TROUBLES = DOCS / "reference" / "troubleshooting.md"
+#: The first cell of a row, as far as it is quoted.
+QUOTED = re.compile(r"^\| `([^|]+?)`[^`|]*(?:`[^`|]*`)?[^`|]* \|", re.MULTILINE)
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Every text of a module; what an f-string fills in, and what follows it, is apart."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_message_is_one_of_codls() -> None:
+    files = [path for name in ("codl", "contrib") for path in (ROOT / name).rglob("*.py")]
+    texts = [text for path in files for text in _texts(ast.parse(path.read_text()))]
+    messages = QUOTED.findall(TROUBLES.read_text())
+    assert len(messages) > 20
+    for message in messages:
+        pieces = [piece.strip() for piece in message.split("...") if piece.strip(" ;:,.")]
+        assert any(all(piece in text for piece in pieces) for text in texts), message
+
+
+ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
+
+
+def keys(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of a class, and those of the classes that it holds, lists or not."""
+    hints = get_type_hints(kind)
+    for own in fields(kind):
+        if kind is not Soc or own.name not in ("cpu", "gpu"):
+            yield prefix + own.name
+        hint = hints[own.name]
+        for inner in filter(is_dataclass, (hint, *get_args(hint))):
+            yield from keys(inner, f"{prefix}{own.name}.")
+
+
+def listed(heading: str) -> list[str]:
+    page = (DOCS / "reference" / "soc.md").read_text()
+    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+    return ROW.findall(section)
+
+
+def test_every_key_of_a_file_has_its_line() -> None:
+    assert sorted(listed("Keys of NAME.yaml")) == sorted(keys(Soc))
+    assert sorted(listed("Keys of NAME.local.yaml")) == sorted(keys(Placement))
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks_which_a_page_names() -> None:
+    text = (ROOT / "docs" / "howto" / "python.md").read_text()
+    assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
+    assert all(f"notebooks/{path.name}" in text for path in NOTEBOOKS)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs_and_has_its_picture(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert f"](pictures/{path.stem}.png)" in notebook.cells[0].source
+    picture = path.parent / "pictures" / f"{path.stem}.png"
+    assert picture.is_file(), f"`python scripts/notebook_pictures.py {path.stem}` draws it"
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    for cell in notebook.cells:
+        assert not cell.metadata
+        if cell.cell_type == "code":
+            assert (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_draws(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, resources=where).execute()
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    assert sum("image/png" in out.get("data", {}) for out in outputs) >= 3
+    assert not [out.text for out in outputs if out.get("name") == "stderr"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install --group docs")
+    folder = tmp_path_factory.mktemp("site")
+    words = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(folder / "doctrees")]
+    run = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words, str(DOCS), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    return folder / "html"
+
+
+def test_it_has_every_page(site: Path) -> None:
+    pages = [page.relative_to(DOCS) for page in DOCS.rglob("*.md")]
+    assert len(pages) > 20
+    assert [page for page in pages if not (site / page.with_suffix(".html")).is_file()] == []
+
+
+def test_a_word_of_the_glossary_is_told_at_its_first_use(site: Path) -> None:
+    text = (site / "concepts" / "coexecution.html").read_text()
+    (halo,) = re.findall(r'<a class="word[^>]*title="([^"]*)"[^>]*>halo</a>', text)
+    assert f"| halo | {halo} |" in (DOCS / "concepts" / "glossary.md").read_text()
+    assert 'class="word' not in (site / "concepts" / "glossary.html").read_text()
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    text = (site / "index.html").read_text()
+    loaded = [part.split('"')[0] for part in text.split('src="')[1:]]
+    loaded += [part.split('"')[0] for part in text.split('rel="stylesheet" type="text/css" href="')]
+    assert len(loaded) > 2
+    assert [address for address in loaded if address.startswith(("http:", "https:", "//"))] == []

@@ -1,23 +1,26 @@
-"""README's tables and picture: what they leave out, and what they are made of."""
+"""Tables, curves and pictures of gains, made of results: what they leave out, and what they say."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pictures
 import pytest
+from curves import curve_content, families, parse_curve
+from gains import gains_content
+from standalone import stand_alone
+from summaries import accuracy_content
 
 from codl.report.results import load_result
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = {"name": "two", "description": "two halves"}
-
-
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "scripts")])
 
 
 def row(strategy: str, ms: float, *, p80: float = 1.0, model: str = "net", **more: Any) -> Any:
@@ -37,8 +40,6 @@ def cells(table: Any) -> list[tuple[str, ...]]:
 
 
 def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path) -> None:
-    from gains import gains_content
-
     ran = {"version": "1", "threads": 2, "observed_cores": [0, 1], "busy_cores": 2.0}
     rows = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
     peers = [row("ort", 19.0, peer=ran), row("mnn", 15.0, peer=ran)]
@@ -64,8 +65,6 @@ def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path
 def test_doubtful_rows_are_left_out_and_named(
     tmp_path: Path, strategy: str, more: dict[str, Any], why: str
 ) -> None:
-    from gains import gains_content
-
     times = {"cpu": 30.0, "gpu": 20.0, "codl": 16.0}
     rows = [row(name, ms, **(more if name == strategy else {})) for name, ms in times.items()]
     table = gains_content([write(tmp_path / "eval.json", *rows)])
@@ -74,8 +73,6 @@ def test_doubtful_rows_are_left_out_and_named(
 
 
 def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
-    from gains import gains_content
-
     times = {"cpu": 8.0, "gpu": 4.0, "codl": 2.0, "codl-paper": 4.0}
     rows = [
         {"model": model, "strategy": name, "latency_ms": ms * by, "source": "predicted, replayed"}
@@ -95,8 +92,6 @@ def test_replayed_phones_have_a_mean_each(tmp_path: Path) -> None:
 
 
 def test_accuracy_is_summed_up_by_the_rows_that_were_held_out(tmp_path: Path) -> None:
-    from summaries import accuracy_content
-
     def predictor(target: str, n_test: int, acc10: float | None, split: str = "shape") -> Any:
         sizes = {"n_train": 9, "bytes": 1, "us_per_prediction": 1.0, "processor": "cpu"}
         figures = {"n_test": n_test, "acc10": acc10, "acc5": 10.0, "mape": 5.0}
@@ -118,3 +113,149 @@ def test_accuracy_is_summed_up_by_the_rows_that_were_held_out(tmp_path: Path) ->
         ("operators on the CPU", "2", "40", "70.0"),  # (30 * 80 + 10 * 40) / 40
         ("all", "3", "50", "60.0"),
     ]
+
+
+#: CPU, GPU and plan in milliseconds, and what was predicted of each.
+LEFT1 = {"testnet": ((10.0, 40.0, 9.0), (10.0, 40.0, 8.0)), "other": ((8.0, 8.0, 5.0), None)}
+LEFT2 = {"testnet": ((10.0, 20.0, 8.0), (10.0, 20.0, 7.5))}
+LEFT8 = {"testnet": ((10.0, 5.0, 5.0), (10.0, 5.0, 4.0)), "other": ((8.0, 1.0, 1.25), None)}
+
+
+def rows(models: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for model, (levels, predicted) in models.items():
+        for at, (strategy, ms) in enumerate(zip(("cpu", "gpu", "codl"), levels, strict=True)):
+            latency = {"median": 1.1 * ms, "p20": ms, "p80": 1.2 * ms, "runs": 9}
+            ahead = predicted[at] if predicted else None
+            own = {"model": model, "strategy": strategy, "latency_ms": latency}
+            found.append({**own, "predicted_ms": ahead, "source": "simulated", "status": "ok"})
+    return found
+
+
+def evaluation(name: str, own: list[dict[str, Any]]) -> dict[str, Any]:
+    soc = {
+        "name": name,
+        "description": f"test data, {name}",
+        "cpu": {"name": "Test CPU", "cores": [0]},
+        "gpu": {"name": "Test GPU", "platform": "Test OpenCL", "driver": "9", "type": "gpu"},
+    }
+    return {"command": "eval", "soc": soc, "rows": own, "commit": "abc1234"}
+
+
+def curves(*evaluations: dict[str, Any]) -> dict[str, Any]:
+    return {"command": "curve", "version": 1, "commit": "abc1234", "evaluations": [*evaluations]}
+
+
+def example() -> dict[str, Any]:
+    sizes = (("left8", LEFT8), ("left1", LEFT1), ("left2", LEFT2))
+    return curves(*(evaluation(name, rows(models)) for name, models in sizes))
+
+
+def parsed(content: dict[str, Any]) -> Any:
+    return parse_curve(content, "curve-test.json")
+
+
+def failing(model: str) -> list[dict[str, Any]]:
+    failure = {"latency_ms": None, "status": "failed", "reason": "the process was ended"}
+    return [{**row, **failure} for row in rows({model: LEFT2["testnet"]})]
+
+
+def test_points_are_gains_over_the_better_processor_by_the_ratio_of_speeds() -> None:
+    (family,) = families([parsed(example())])
+    points = family.models["testnet"]
+    assert [point.measured.ratio for point in points] == [0.25, 0.5, 2.0]
+    assert [point.measured.gain for point in points] == pytest.approx([10 / 9, 1.25, 1.0])
+    assert [p.predicted.gain for p in points if p.predicted] == pytest.approx([1.25, 4 / 3, 1.25])
+    assert [point.bound for point in points] == pytest.approx([1.25, 1.5, 1.5])
+    assert [point.predicted for point in family.models["other"]] == [None, None]
+
+
+def test_every_point_has_a_line_and_a_failed_one_a_reason() -> None:
+    content = example()
+    content["evaluations"].append(evaluation("left16", failing("testnet")))
+    table = curve_content([parsed(content)])
+    assert [section.heading for section in table.sections] == [
+        f"test data, left{left}" for left in (8, 1, 2, 16)
+    ]
+    line = ("testnet", "10.0", "20.0", "8.00", "7.50", "0.500", "1.25", "1.33", "1.50")
+    assert table.sections[2].rows[0].cells == line
+    assert table.sections[3].rows[0].failure == "the process was ended"
+    caption = " ".join(table.caption)
+    assert "`curve-test.json`: codl commit abc1234." in caption
+    assert "Test GPU in part beside Test CPU: Test OpenCL 9." in caption
+    assert "simulated: from a model of a SoC, not from a device." in caption
+    # A ratio of 2 is as far from 1 as one of 1/2.
+    closest = "where the two are closest, the geometric mean of 2 models is 1.41 times"
+    assert f"Test GPU in part beside Test CPU: {closest} the better one" in caption
+    assert "the least at any size is 0.800, of other (test data, left8)" in caption
+
+
+def test_what_was_measured_later_counts() -> None:
+    again = [evaluation("left2", failing("testnet")), evaluation("left2", rows(LEFT2))]
+    (family,) = families([parsed(curves(*again))])
+    assert [point.measured.gain for point in family.points] == [1.25]
+
+
+PAPER = ROOT / "scripts" / "paper"
+RESULTS = sorted((ROOT / "docs" / "results").glob("paper-*.json"))
+
+
+def test_every_figure_with_results_is_on_the_page() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"<!-- paper: (\w+) -->", text))
+    assert {path.stem.split("-")[1] for path in RESULTS} == shown
+    assert {path.stem for path in (ROOT / "docs" / "paper").glob("*.svg")} <= shown
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_says_where_it_is_from(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    name, soc = path.stem.split("-")[1:]
+    assert (content["command"], content["figure"], content["soc"]["name"]) == ("paper", name, soc)
+    assert content["commit"]
+    assert content["created"]
+    assert content["rows"]
+    assert content["made_by"].startswith(f"python scripts/paper/{name}.py")
+    assert all(row["source"] for row in content["rows"])
+    # Latencies of other people's phones stay where they are: only what was predicted is here.
+    if any("replayed" in row["source"] for row in content["rows"]):
+        assert not [row for row in content["rows"] if row.get("measured_ms") is not None]
+        assert "op" not in content["rows"][0] or name == "fig17"
+
+
+def test_a_figure_of_the_shipped_set(tmp_path: Path) -> None:
+    picture, file = tmp_path / "fig05.svg", tmp_path / "fig05.json"
+    command = [sys.executable, str(PAPER / "fig05.py"), "--soc", "epyc2", "--steps", "4"]
+    command += ["--json", "--svg", str(picture), "-o", str(file)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    content = json.loads(done.stdout)
+    assert content == json.loads(file.read_text())
+    sides = {(row["dim"], row["processor"], row["share"]) for row in content["rows"]}
+    assert len(sides) == 2 * 2 * 4
+    assert content["made_by"] == "python scripts/paper/fig05.py --soc epyc2 --steps 4"
+    assert "prefers-color-scheme: dark" in picture.read_text()
+
+
+def test_the_papers_gains_and_accuracy() -> None:
+    """A gain is the geometric mean over models, doubtful ones left out; an accuracy that of all
+    held-out rows.
+    """
+    times = {("m1", "cpu"): 8.0, ("m1", "codl"): 2.0, ("m2", "cpu"): 9.0, ("m2", "codl"): 9.0}
+    ran = [
+        {"model": model, "strategy": name, "latency_ms": ms, "doubts": "", "source": "measured"}
+        for (model, name), ms in times.items()
+    ]
+    ran.append({**ran[1], "model": "m3", "doubts": "p80 is 2.00 times p20"})
+    trained = [
+        {"predictor": "codl", "target": target, "split": split, "rows": rows, "acc10": acc10}
+        for target, split, rows, acc10 in (
+            ("t1", "shape", 30, 80.0), ("t2", "shape", 10, 40.0), ("t1", "row", 5, 90.0),
+        )
+    ]  # fmt: skip
+    found = set()
+    for name, rows in (("speedups", ran), ("predictors", trained)):
+        content = {"command": "paper", "figure": name, "soc": "testhost", "rows": rows}
+        svg = ElementTree.fromstring(stand_alone(pictures.of_all([content], name)))
+        found |= {"".join(element.itertext()) for element in svg.iter()}
+    assert "testhost, codl: 2.00 times" in found  # of 8 / 2 and 9 / 9
+    assert "testhost, codl: 70.0 percent" in found  # (30 * 80 + 10 * 40) / 40

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import readme_commands
 from support import command_line
 from support.whole_way import QUICK
 
@@ -25,9 +25,6 @@ from codl.machine.placement import LocalSoc
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.targets.placed import load_local
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-import readme_commands  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial" / "quickstart-onnx.md"

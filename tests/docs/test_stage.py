@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import curve_file
+import curves
 import pytest
+import stage_socs
 
 from codl.errors import CodlError
 from codl.ir.environment import Environment
@@ -17,19 +18,7 @@ from codl.ir.records.results import Digests
 from codl.machine.placement import LocalSoc, Placement
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
 
-BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 OP = "conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules of scripts/bench by name."""
-    monkeypatch.syspath_prepend(str(BENCH))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 def card() -> LocalSoc:
@@ -48,39 +37,38 @@ def cores() -> LocalSoc:
     return LocalSoc.of(replace(facts.facts, cpu=cpu, gpu=gpu), placement)
 
 
-def test_sizes_of_a_gpu_are_socs_of_their_own(script: Any) -> None:
-    stage = script("stage_socs").of_multiprocessors(card(), 4)
+def test_sizes_of_a_gpu_are_socs_of_their_own() -> None:
+    stage = stage_socs.of_multiprocessors(card(), 4)
     assert (stage.name, stage.serial) == ("left4", "stage:4")
     assert stage.soc.description == "Test GPU, 4 of 132 multiprocessors"
     assert stage.soc.gpu.compute_units == 4
     assert stage.soc.placement == card().placement
     for left in (0, 133):
         with pytest.raises(CodlError, match=f"{left} of 132"):
-            script("stage_socs").of_multiprocessors(card(), left)
+            stage_socs.of_multiprocessors(card(), left)
 
 
-def test_cores_are_divided_from_either_end(script: Any) -> None:
-    stage = script("stage_socs").of_cores(cores(), 2, 8)
+def test_cores_are_divided_from_either_end() -> None:
+    stage = stage_socs.of_cores(cores(), 2, 8)
     assert (stage.name, stage.serial) == ("cores2-8", "local")
     assert stage.soc.placement.cpu_cores == (0, 1)
     assert stage.soc.placement.gpu_cores == tuple(range(8, 16))
     assert (stage.soc.cpu.threads, stage.soc.gpu.compute_units) == (2, 8)
     for pair in ((0, 8), (8, 0), (9, 8)):
         with pytest.raises(CodlError, match=f"{pair[0]}:{pair[1]} cannot be had of 16 cores"):
-            script("stage_socs").of_cores(cores(), *pair)
+            stage_socs.of_cores(cores(), *pair)
     with pytest.raises(CodlError, match="is a GPU"):
-        script("stage_socs").of_cores(card(), 8, 8)
+        stage_socs.of_cores(card(), 8, 8)
 
 
 def test_rows_of_a_common_side_are_measured_once(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one, other = (script("stage_socs").of_multiprocessors(card(), left) for left in (4, 8))
-    take_rows = script("stage_socs").take_rows
-    assert take_rows(other, [one]) == 0
+    one, other = (stage_socs.of_multiprocessors(card(), left) for left in (4, 8))
+    assert stage_socs.take_rows(other, [one]) == 0
     _write_dataset(one.soc)
-    assert take_rows(other, [one]) == 1
+    assert stage_socs.take_rows(other, [one]) == 1
     own = Dataset.of("left8")
     assert set(own.tables()) == {"conv2d_cpu_gemm"}
     assert [row.run for row in own.ops("conv2d_cpu_gemm").read()] == ["run1"]
@@ -88,7 +76,7 @@ def test_rows_of_a_common_side_are_measured_once(
     run = own.manifest()["runs"]["run1"]
     assert run["anchors_ms"] == {"cpu": {OP: 1.0}}
     assert run["serial"] == "stage:4"
-    assert take_rows(other, [one]) == 0  # what is there stays
+    assert stage_socs.take_rows(other, [one]) == 0  # what is there stays
 
 
 def _write_dataset(soc: LocalSoc) -> None:
@@ -118,24 +106,24 @@ def recording(driver: str, model: str) -> dict[str, Any]:
     return {"environment": asdict(environment), "digests": asdict(digests)}
 
 
-def test_the_file_grows_by_models_and_goes_on_with_what_failed(script: Any, tmp_path: Path) -> None:
+def test_the_file_grows_by_models_and_goes_on_with_what_failed(tmp_path: Path) -> None:
     """Each part says on what it was measured."""
-    made, path = script("curve_file"), tmp_path / "results" / "curve.json"
-    soc = script("stage_socs").of_multiprocessors(card(), 4).soc.to_json()
-    file = made.CurveFile(path)
-    file.add(soc, "stage:4", made.failed("testnet", "the process was ended"))
-    assert made.CurveFile(path).has("left4", "testnet")
-    assert not made.CurveFile(path).is_measured("left4", "testnet")
+    path = tmp_path / "results" / "curve.json"
+    soc = stage_socs.of_multiprocessors(card(), 4).soc.to_json()
+    file = curve_file.CurveFile(path)
+    file.add(soc, "stage:4", curve_file.failed("testnet", "the process was ended"))
+    assert curve_file.CurveFile(path).has("left4", "testnet")
+    assert not curve_file.CurveFile(path).is_measured("left4", "testnet")
     file.forget("left4", ["testnet"])
-    assert not made.CurveFile(path).has("left4", "testnet")
+    assert not curve_file.CurveFile(path).has("left4", "testnet")
     file.add(soc, "stage:4", rows("testnet"), recording("7.1", "testnet"))
     file.add(soc, "stage:4", rows("other"), recording("7.1", "other"))
     file.add(soc, "stage:4", rows("third", "failed"))
     file.add(soc, "stage:4", rows("new"), recording("7.2", "new"))
-    known = made.CurveFile(path)
+    known = curve_file.CurveFile(path)
     assert [known.is_measured("left4", model) for model in ("testnet", "third")] == [True, False]
     assert not known.is_measured("left8", "testnet")
-    result = script("curves").load_curve(path)
+    result = curves.load_curve(path)
     assert [len(own.rows) for own in result.evaluations] == [9, 3]
     first, second = result.evaluations
     assert set(first.digests.models) == {"testnet", "other"}

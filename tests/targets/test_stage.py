@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,8 +14,6 @@ from codl.kernels.tuning import Tuning
 from codl.registry import rolled_back
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
-
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 
 class NoCompanion:
@@ -35,7 +32,6 @@ class NoCompanion:
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCH))
     for name in ("Buffer", "Image"):  # `Kept` replaces them for the whole process
         monkeypatch.setattr(cl_module(), name, getattr(cl_module(), name))
     with rolled_back(always=True):
