@@ -1,23 +1,36 @@
-"""The SoC of commands that name none, and what `codl models` says of models."""
+"""Commands that only read: what they list, show and complete, and which SoC they take."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 from support import command_line
+from support.executables import encoded, small_executable
+from support.simulated import SOC
 from support.some import some
+from typer.testing import CliRunner
 
-from codl.errors import CodlError
+from codl.cli.app import app
+from codl.errors import CodlError, InvalidFileError
 from codl.files import HOME
+from codl.frontend.convert import load_network
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import to_text
+from codl.ir.executable import Executable
+from codl.jobs.bundle.archive import EXECUTABLE, write_archive
 from codl.jobs.options import usual_soc
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import load_ops
+from codl.plan.build_plan import default_plan
 
 assert Path() == HOME, "these tests work in folders of their own"
 
@@ -86,3 +99,145 @@ def test_models_say_what_is_known_of_them_here(home: Path) -> None:
     assert matmul["measured"] == len(texts & {row.get("op") for row in rows})
     every = json.loads(command_line.run(home, "models", "--json").stdout)["models"]
     assert {"vgg16", "bert"} <= {model["name"] for model in every}
+
+
+#: A process that ends with the modules that it has imported.
+CODE = """
+import atexit, sys
+atexit.register(lambda: print("modules", *sys.modules))
+from codl.cli import main
+sys.argv[0] = "codl"
+main()
+"""
+#: What completion asks for, as bash does.
+COMPLETE = {"_CODL_COMPLETE": "complete_bash"}
+
+
+def ended(*words: str, **variables: str) -> tuple[list[str], set[str]]:
+    """What is printed, and the modules that were imported for it."""
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *lines, last = run.stdout.splitlines()
+    return lines, set(last.split())
+
+
+def completed(line: str) -> tuple[list[str], set[str]]:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    return ended(**COMPLETE, **words)
+
+
+def test_help_lists_commands_by_their_own_words() -> None:
+    top: Any = typer.main.get_command(app)
+    groups = [top, *(c for c in top.commands.values() if hasattr(c, "commands"))]
+    for group in some(groups):
+        listed = group._listed().commands
+        assert [*listed] == [*group.commands]
+        for name, command in some(group.commands.items()):
+            assert listed[name].name == command.name == name
+            is_plugin = listed[name].help.startswith("Command of the plugin")
+            assert is_plugin or command.help.startswith(listed[name].help)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("codl e", ["eval", "explain"]),
+        ("codl bench ", ["ops", "stream", "ui"]),
+        ("codl eval --mo", ["--models"]),
+        ("codl soc show --js", ["--json"]),
+    ],
+)
+def test_completion_knows_every_command(line: str, words: list[str]) -> None:
+    assert completed(line)[0] == words
+
+
+def test_what_lists_commands_imports_none() -> None:
+    for lines, modules in some((ended("--help"), ended("--version"), completed("codl e"))):
+        assert lines
+        assert not {"numpy", "codl.ir", "codl.jobs.model"} & modules
+
+
+def test_completion_knows_options() -> None:
+    for command in some(("eval", "run", "search yolov2", "collect", "validate")):
+        assert "--serial" in completed(f"codl {command} --s")[0]
+
+
+def test_an_unknown_command_is_told_the_closest() -> None:
+    run = subprocess.run([sys.executable, "-m", "codl", "evl"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "Did you mean 'eval'" in run.stderr
+
+
+def shown(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["show", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def executable_file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.json"
+    file.write_bytes(encoded(small_executable())[0])
+    return file
+
+
+def test_an_executable_is_listed_command_by_command(executable_file: Path) -> None:
+    executable = small_executable()
+    listing = json.loads(shown(executable_file, "--json"))
+    assert listing["kind"] == "executable"
+    assert listing["digest"] == executable.digest()
+    assert sum(own["bytes"] for own in listing["memory"]) == sum(
+        b.bytes for b in executable.buffers
+    )
+    lines = [one for stage in listing["stages"] for one in stage["commands"]]
+    assert len(lines) == len(list(executable.commands))
+    assert {one["side"] for one in lines} == {"cpu", "gpu"}
+    launches = [one for one in lines if one["kind"] == "launch"]
+    assert sum(own["launches"] for own in listing["programs"]) == len(launches)
+    assert {own["library"] for own in listing["nets"]} == {"ncnn", "ONNX Runtime"}
+
+
+def test_a_plan_is_shown_and_lowered(tmp_path: Path) -> None:
+    network = load_network("op_chain")
+    plan = default_plan(network, SOC, "gpu").save(tmp_path / "plan.json")
+    assert json.loads(shown(plan, "--json"))["kind"] == "plan"
+    assert "gpu" in shown(plan)
+    soc = tmp_path / "simulated.yaml"
+    soc.write_text(yaml.safe_dump(SOC.to_dict()))
+    kept = tmp_path / "executable.json"
+    lowered = json.loads(shown(plan, "--soc", soc, "--executable", kept, "--json"))
+    again = json.loads(shown(kept, "--json"))
+    assert lowered["kind"] == "executable"
+    assert (lowered["digest"], lowered["stages"]) == (again["digest"], again["stages"])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "\xff"])
+def test_what_is_none_of_the_three_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidFileError, match=str(file)):
+        shown(file)
+
+
+def bundle_of(executable: Executable, file: Path) -> Path:
+    """A bundle with what can be shown of one."""
+    write_archive(file, {}, {EXECUTABLE: encoded(executable)[0]})
+    return file
+
+
+def test_the_executable_of_a_bundle_is_listed(executable_file: Path, tmp_path: Path) -> None:
+    bundle = bundle_of(small_executable(), tmp_path / "small.codl")
+    answers = [json.loads(shown(file, "--json")) for file in (bundle, executable_file)]
+    for own in answers:
+        del own["created"]
+    assert answers[0] == answers[1]
+    assert "What runs, in order" in shown(bundle)
+    kept = tmp_path / "kept.json"
+    shown(bundle, "--executable", kept)
+    assert kept.read_bytes() == executable_file.read_bytes()
