@@ -1,17 +1,21 @@
-"""The co-executor against ONNX Runtime: any plan of a network gives the network's outputs."""
+"""Engines against ONNX Runtime and the interpreter: any plan gives the network's outputs."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
+from support.executables import small_network, small_plan
+from support.numpy_interpreter import Interpreter
 from support.plans import CUTS, Case, branching_case, legal, make_plan
+from support.random_networks import random_networks, random_plans
 from support.some import some
 
 from codl.engine.engine import Engine
@@ -20,12 +24,15 @@ from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import parse
+from codl.ir.executable import Executable
+from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.lower.partition import partition_plan
 from codl.measure.closeness import closeness, max_rel_err
+from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
 from codl.runtime.loaded import sharing_ms
 from codl.runtime.session import host_session
@@ -163,3 +170,37 @@ def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:
         del session  # gives back its memory, of which the arrays are no part
     assert np.abs(results[0]).max() > 0
     assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+def check_alike(network: Network, plan: Plan, soc: Soc) -> None:
+    inputs = random_inputs(network)
+    with Engine(network, plan, here(soc)) as engine:
+        outputs = engine(inputs)
+        interpreted = run(engine.executable, inputs)
+    tolerance = 3e-2 if soc.gpu.element == "float16" else 1e-4
+    for name, expected in interpreted.items():
+        most = max(np.abs(expected).max(), 1)
+        assert np.abs(outputs[name] - expected).max() <= tolerance * most, name
+
+
+def run(executable: Executable, inputs: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    interpreter = Interpreter(executable)
+    for name, array in interpreter.inputs.items():
+        np.copyto(array, inputs[name].reshape(array.shape))
+    interpreter.run()
+    return interpreter.outputs
+
+
+def test_the_small_executable(soc: Soc) -> None:
+    network = small_network()
+    check_alike(network, small_plan(network, soc), soc)
+
+
+@pytest.mark.filterwarnings("ignore::codl.errors.CodlWarning")
+def test_random_executables(first_soc: Soc) -> None:
+    @given(data=st.data(), network=random_networks(5))
+    @settings(max_examples=12, derandomize=True)
+    def look(data: st.DataObject, network: Network) -> None:
+        check_alike(network, data.draw(random_plans(network, first_soc)), first_soc)
+
+    look()

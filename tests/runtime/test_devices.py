@@ -1,4 +1,4 @@
-"""Processors: drivers in child processes, disjoint cores, and SoC files."""
+"""Processors: drivers in child processes, vectors, disjoint cores, SoC files, and hints."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from codl.machine.hardware import CpuFacts, cpu_facts
 from codl.machine.placement import LocalSoc, ProbedDevice, ProbeResult
 from codl.machine.threads import available_cores, spread
 from codl.measure import facts
+from codl.runtime.drivers import TARGET
+from codl.runtime.probe import compiled_width, vector_registers
+from codl.targets.child import inherited
 from codl.targets.local import LocalTarget, look_at
 
 
@@ -178,3 +181,32 @@ def test_an_unknown_soc_says_how_to_make_one(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownNameError, match=r"codl soc detect --serial local --name hots"):
         socs.load("hots")
+
+
+@pytest.mark.parametrize(
+    ("native", "held_to", "compiled", "width"),
+    [
+        (16, None, 0, 16),
+        (1, None, 0, 4),
+        (16, "core-avx2", 0, 8),
+        (8, "skx", 0, 8),
+        (8, "corei7", 0, 4),
+        (16, None, 8, 8),
+        (8, None, 16, 8),
+    ],
+)
+def test_vectors_are_those_that_kernels_are_compiled_for(
+    native: int, held_to: str | None, compiled: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No wider than the processor's, the compiler's, or than the user says."""
+    monkeypatch.delenv(TARGET, raising=False)
+    if held_to is not None:
+        monkeypatch.setenv(TARGET, held_to)
+        assert inherited()[TARGET] == held_to, "children probe and compile as this process does"
+    assert compiled_width(native, compiled) == width
+
+
+def test_registers_are_those_of_the_instruction_set() -> None:
+    assert vector_registers(16, "x86_64") == vector_registers(4, "aarch64") == 32
+    assert vector_registers(4, "AMD64") == vector_registers(4, "armv7l") == 16
+    assert vector_registers(4, "riscv64") == 0

@@ -1,4 +1,4 @@
-"""Kernels that a device really cannot build or run: as_device_error, remembered and got around."""
+"""Kernels that a device cannot build or run, or runs wrong: remembered and got around."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.lower.lowering import VALUE, lower
 from codl.machine import cache
+from codl.machine.cache import VariantBlocklist
 from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
 from codl.runtime import program_cache
@@ -264,3 +265,55 @@ def test_constants_of_another_shape_are_refused(first_soc: LocalSoc) -> None:
     LocalTarget(first_soc).load(executable).close()
     with pytest.raises(CodlError, match=r"constant 'value' of 'small' must be \(1, 8, 1, 1\), got"):
         LocalTarget(first_soc).load(resized(executable, VALUE, 1))
+
+
+NAME, TEXT = "conv2d gpu_direct", "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1"
+
+
+def test_what_is_wrong_is_kept_until_it_is_right() -> None:
+    known = VariantBlocklist({"device": "a", "driver": "1"})
+    assert known.reason(NAME) == ""
+    known.note(NAME, TEXT, is_wrong=True)
+    known.note(NAME, "another op", is_wrong=True)
+    assert set(known.ops(NAME)) == {TEXT, "another op"}
+    assert "`codl doctor` found it wrong on this driver" in known.reason(NAME)
+    known.note(NAME, "a third op", is_wrong=False)
+    known.note(NAME, TEXT, is_wrong=False)
+    assert known.ops(NAME) == ("another op",)
+    known.note(NAME, "another op", is_wrong=False)
+    assert known.reason(NAME) == ""
+
+
+def test_another_driver_and_another_variant_begin_with_a_clean_slate() -> None:
+    VariantBlocklist({"driver": "1"}).note(NAME, TEXT, is_wrong=True)
+    assert VariantBlocklist({"driver": "2"}).reason(NAME) == ""
+    assert VariantBlocklist({"driver": "1"}).reason("conv2d gpu_gemm") == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"\xff"])
+def test_a_damaged_note_is_none(content: bytes) -> None:
+    known = VariantBlocklist({"driver": "1"})
+    known._slot(NAME).store(content)
+    assert known.reason(NAME) == ""
+
+
+def test_an_engine_runs_another_variant_in_its_place(first_soc: LocalSoc) -> None:
+    b = ModelBuilder("one")
+    b.output(b.conv(b.input("image", (1, 16, 12, 12)), 32, 3, pad=1))
+    network = convert(simplify(import_onnx(b.build(), "one")))
+    (layer,) = network.layers
+    names = [variant.name for variant in registry.variants(layer.op, "gpu", first_soc)]
+    chains = (Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": names[0]}}),)
+    plan = Plan(network.name, network.digest, first_soc.name, "t", "none", "gather", None, chains)
+    target = here(first_soc)
+    VariantBlocklist(target.device.programs.identity).note(
+        f"conv2d {names[0]}", TEXT, is_wrong=True
+    )
+    with pytest.warns(CodlWarning, match="found it wrong on this driver"):
+        engine = Engine(network, plan, target)
+    with engine:
+        (fallback,) = engine.fallbacks
+        assert fallback.variant == names[0]
+        x = np.random.default_rng(0).random((1, 16, 12, 12), np.float32)
+        expected = layer.op.reference([x.astype(np.float64)], layer.weights)
+        np.testing.assert_allclose(engine(x), expected, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""codl is a guest in a process: what it needs of it, it gives back."""
+"""What codl leaves and does in a process: a guest's own state, threads, sockets and memory."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import gc
 import json
 import os
 import pickle
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from support import guest
+from support.libraries import INSTALLED
 from support.plans import branching, branching_case, make_plan
+from support.worker_tasks import resident_bytes
 
 import codl
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, UnsupportedError
+from codl.ir import parse, to_text
+from codl.ir.records.soc import Soc
+from codl.jobs.doctor import LIBRARY_PACKAGES
 from codl.machine import threads
 from codl.machine.driver_search import find_driver
 from codl.machine.placement import LocalSoc
@@ -158,3 +165,101 @@ def test_searches_at_once_leave_the_collector_as_it_was(enabled: bool) -> None:
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+OP = parse("conv2d in=1x64x160x160 oc=64 kernel=3x3 pad=1")
+
+
+@pytest.mark.parametrize("name", ["cpu_gemm", "cpu_winograd", "cpu_direct"])
+def test_works_that_are_gone_hold_no_memory(first_soc: LocalSoc, name: str) -> None:
+    """Works one after the other, in a process of their own, do not add up in memory.
+
+    Allocators keep some freed blocks, so that single steps rise and fall. A work that kept its
+    output would add its bytes at every step, and four times the limit between the halves.
+    """
+    times = 16
+    with get_context("spawn").Pool(1) as pool:
+        sizes = pool.apply(resident_bytes, (to_text(OP), name, first_soc, times))
+    first, second = sizes[: times // 2], sizes[times // 2 :]
+    assert median(second) - median(first) < OP.output.bytes * times / 8
+
+
+#: Notes sockets and processes, but for git's, which codl asks for its commit.
+WATCH = """
+import sys
+seen = []
+def note(event, args):
+    begins = event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
+    is_program = event == "subprocess.Popen" and "git" not in str(args[0])
+    if begins or is_program or event.startswith("socket."):
+        seen.append(f"{event} {args!r:.200}")
+sys.addaudithook(note)
+"""
+#: Compiles a model and evaluates it, all in one of the CPU's libraries.
+RUN = """
+import json, time, warnings
+from unittest.mock import patch
+import codl
+from codl.errors import CodlWarning
+from support.synthetic_predictors import SyntheticPredictors
+soc, library = sys.argv[1:]
+def times(target):
+    others = [name for name in ("ort", "openvino") if name in target]
+    return 1.0 if (others or ["ncnn"]) == [library] else 100.0
+warnings.simplefilter("ignore", CodlWarning)
+with patch("codl.predict.model_set.load", lambda *args: SyntheticPredictors(times=times)):
+    codl.compile("op_chain", soc=soc, strategy="cpu", profile=False).close()
+    run = codl.evaluate(
+        ["op_chain"], soc=soc, strategies=["cpu"], seconds=0.05, no_profile=True
+    )
+time.sleep(0.3)  # for a thread that reports
+print(json.dumps([[row.status for row in run.result.rows], seen, [*sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize("library", INSTALLED)
+def test_compile_and_eval_open_no_socket(library: str, first_soc: Soc, tmp_path: Path) -> None:
+    paths = (ROOT, ROOT / "tests", os.environ.get("PYTHONPATH", ""))
+    home = {"CODL_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH + RUN, str(first_soc.save(tmp_path / "soc.yaml")), library],
+        env={**os.environ, **home, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    statuses, seen, modules = json.loads(done.stdout)
+    assert statuses == ["ok"]
+    assert LIBRARY_PACKAGES[library] in modules
+    assert seen == []
+    assert not (tmp_path / "intel").exists()  # where OpenVINO keeps its user's number
+
+
+CHECK = "import os; from codl.runtime import ncnn_net; print(os.environ.get('GOMP_SPINCOUNT'))"
+
+
+def _loaded(**variables: str) -> subprocess.CompletedProcess[str]:
+    """A process that loads ncnn, whose OpenMP tells what it read."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
+    return subprocess.run(
+        [sys.executable, "-c", CHECK],
+        env={**kept, "OMP_DISPLAY_ENV": "VERBOSE", **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere OpenMP's own waits are brief")
+def test_openmp_reads_a_brief_wait() -> None:
+    done = _loaded()
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+    assert done.stdout.strip() == "None"
+
+
+def test_what_the_user_says_stands() -> None:
+    done = _loaded(GOMP_SPINCOUNT="77")
+    assert "GOMP_SPINCOUNT = '77'" in done.stderr
+    assert done.stdout.strip() == "77"

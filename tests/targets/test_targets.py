@@ -17,13 +17,15 @@ import msgspec
 import pytest
 from support.frame_fuzz import frames_of
 from support.message_seeds import sent
+from support.phone import make_phone
+from support.simulated import SOC
 from support.whole_way import QUICK
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
 from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.machine.placement import ProbeResult
+from codl.machine.placement import LocalSoc, Placement, ProbeResult
 from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
@@ -352,3 +354,29 @@ def test_an_idle_process_ends_by_itself() -> None:
     program = "from codl.targets.agent import main; raise SystemExit(main(0.0))"
     done = subprocess.run([sys.executable, "-c", program], input=b"", capture_output=True)
     assert done.returncode == 0
+
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))[:1]
+PHONE = LocalSoc.of(SOC, Placement("none", cpu_cores=CORES))
+#: An agent whose system is the tree of a test.
+ON_PHONE = """
+import sys
+from functools import partial
+from pathlib import Path
+from codl.machine.system_files import SystemFiles
+from codl.targets import local
+files = SystemFiles(Path(sys.argv[1]))
+local.LocalTarget = partial(local.LocalTarget, files=files)
+from codl.targets.agent import main
+raise SystemExit(main(0.0))
+"""
+
+
+def test_conditions_are_those_of_the_device(tmp_path: Path) -> None:
+    files = make_phone(tmp_path)
+    command = (sys.executable, "-c", ON_PHONE, str(tmp_path))
+    with closing(RemoteTarget("phone", command, PHONE)) as agent:
+        found = agent.conditions()
+    assert found == LocalTarget(PHONE, files=files).conditions()
+    assert found.temperature_c == pytest.approx(43.6)
+    assert found.governors["gpu"] == "msm-adreno-tz"
