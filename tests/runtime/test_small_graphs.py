@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from support.devices import here
 from support.libraries import INSTALLED, preferred
-from support.onnx_models import floats, model, node
+from support.onnx_models import floats, graphs_in, model, node
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
@@ -76,187 +77,8 @@ def plan_of(network: Network, soc: Soc, kind: str) -> Plan:
     return random_plan(network, soc, Random(5), stored=("float32",))
 
 
-CASES: dict[str, Case] = {
-    # One tensor holds an output, and another node wants it as it is.
-    "halves beside relu": Case(
-        [node("Conv", "x w", "a"), node("Relu", "a", "y")],
-        {"x": (1, 3, 5, 5)}, ["y", "a"], {"w": floats(4, 3, 1, 1)}, half=True,
-    ),
-    "halves beside mish": Case(
-        [
-            node("Conv", "x w", "a"), node("Softplus", "a", "s"), node("Tanh", "s", "t"),
-            node("Mul", "a t", "m"),
-        ],
-        {"x": (1, 3, 5, 5)}, ["m", "s", "a"], {"w": floats(4, 3, 1, 1)}, half=True,
-    ),
-    "mean reshaped beside relu": Case(
-        [
-            node("ReduceMean", "x", "m", axes=[2, 3], keepdims=1),
-            node("Reshape", "m to", "o1"),
-            node("Relu", "m", "o2"),
-        ],
-        {"x": (1, 4, 6, 5)}, ["o1", "o2"],
-        {"to": np.array([1, 4], np.int64)},
-    ),
-    # Arithmetic.
-    "square before a convolution": Case(
-        [node("Relu", "x", "r"), node("Pow", "r two", "p"), node("Conv", "p w", "y")],
-        {"x": (1, 3, 8, 8)}, ["y"], {"two": np.float32(2), "w": floats(5, 3, 1, 1)},
-    ),
-    "a hard sigmoid that falls": Case(
-        [node("HardSigmoid", "x", "y", alpha=-0.3, beta=0.5)], {"x": (1, 3, 5, 5)}, ["y"]
-    ),
-    "division by zero": Case(
-        [node("Relu", "x", "r"), node("Div", "x r", "y")], {"x": (1, 3, 5, 5)}, ["y"]
-    ),
-    "an output that is quantised behind a transpose and a reshape": Case(
-        [node("MatMul", "x v", "y"), node("Transpose", "y", "t"), node("Reshape", "t sizes", "r"),
-         node("QuantizeLinear", "r s n", "q"), node("DequantizeLinear", "q s n", "z")],
-        {"x": (2, 2, 8, 1), "v": (2, 2, 1, 8)}, ["y", "z"],
-        {"sizes": np.int64([2, 8, 16]), "s": np.float32(0.05), "n": np.uint8(0)},
-    ),
-    "places of maxima that are quantised": Case(
-        [helper.make_node("MaxPool", ["x"], ["m", "i"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-         node("QuantizeLinear", "m s n", "q"), node("DequantizeLinear", "q s n", "z"),
-         node("Cast", "i", "f", to=TensorProto.FLOAT)],
-        {"x": (1, 2, 6, 6)}, ["z", "f"], {"s": np.float32(0.5), "n": np.int8(0)},
-    ),
-    "floats between quantised tensors": Case(
-        [node("QuantizeLinear", "x s n", "q"), node("DequantizeLinear", "q s n", "d"),
-         node("Conv", "d w", "c"), node("QuantizeLinear", "c s n", "r"),
-         node("DequantizeLinear", "r s n", "y")],
-        {"x": (1, 3, 5, 5)}, ["y"],
-        {"s": np.float32(0.02), "n": np.int8(3), "w": floats(4, 3, 3, 3)},
-    ),
-    # Attention.
-    "scores times zero": Case(
-        [node("Transpose", "k", "t", perm=[0, 1, 3, 2]), node("MatMul", "q t", "s"),
-         node("Mul", "s zero", "z"), node("Softmax", "z", "p"), node("MatMul", "p v", "y")],
-        {"q": (1, 2, 5, 8), "k": (1, 2, 6, 8), "v": (1, 2, 6, 8)}, ["y"], {"zero": np.float32(0)},
-    ),
-    "an activation of values that attention keeps": Case(
-        [node("GroupQueryAttention", "q k v pk pv lengths total", "a keys values", num_heads=4,
-              kv_num_heads=2, domain="com.microsoft"),
-         node("LeakyRelu", "values", "y", alpha=0.3)],
-        {"q": (1, 3, 32), "k": (1, 3, 16), "v": (1, 3, 16), "pk": (1, 2, 4, 8),
-         "pv": (1, 2, 4, 8)}, ["a", "y"],
-        {"lengths": np.array([6], np.int32), "total": np.int32(7)},
-    ),
-    # ncnn makes rows of products and of means.
-    "a product and a number": Case(
-        [node("Flatten", "x", "f"), node("Gemm", "f w", "g"), node("Add", "g n", "a"),
-         node("Mul", "a s", "y")],
-        {"x": (2, 4, 3, 1), "n": (1, 1)}, ["y"], {"w": floats(12, 3), "s": floats(3)},
-    ),
-    "a mean and a number": Case(
-        [node("GlobalAveragePool", "x", "m"), node("Mul", "m n", "a"), node("Add", "a s", "y")],
-        {"x": (1, 6, 3, 5), "n": (1, 1, 1, 1)}, ["y"], {"s": floats(6, 1, 1)},
-    ),
-    "a mean and images": Case(
-        [node("GlobalAveragePool", "x", "m"), node("Mul", "m x", "a"), node("Mul", "m n", "b"),
-         node("Add", "a b", "y")],
-        {"x": (1, 6, 3, 5), "n": (1, 1, 1, 1)}, ["y"],
-    ),
-    "means in windows": Case(
-        [node("GlobalAveragePool", "x", "m"), node("Conv", "m w", "c", pads=[1, 1, 1, 1]),
-         node("MaxPool", "c", "y", kernel_shape=[2, 2], pads=[1, 1, 0, 0]),
-         node("Concat", "m c", "z", axis=1),
-         onnx.helper.make_node("Resize", ["m", "", "r"], ["u"], mode="nearest")],
-        {"x": (1, 5, 3, 5)}, ["y", "z", "u"],
-        {"w": floats(4, 5, 3, 3), "r": np.array([1, 1, 2, 3], np.float32)},
-    ),
-    "two means, one of them wide": Case(
-        [node("GlobalAveragePool", "x", "m"), node("GlobalMaxPool", "z", "k"),
-         node("Concat", "m k x2", "y", axis=1)],
-        {"x": (1, 5, 3, 5), "z": (1, 6, 2, 2), "x2": (1, 3, 1, 1)}, ["y"],
-    ),
-    # Windows.
-    "instance norm, odd, two by two": Case(
-        [node("InstanceNormalization", "x b b", "a"), node("MaxPool", "a", "y", **PAIR)],
-        {"x": (1, 3, 13, 13)}, ["y"], {"b": floats(3)},
-    ),
-    "two poolings that round up, both given out": Case(
-        [node("MaxPool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
-         node("MaxPool", "a", "y", kernel_shape=[3, 3], strides=[2, 3], pads=[1, 1, 0, 0],
-              ceil_mode=1)],
-        {"x": (1, 3, 3, 7)}, ["a", "y"],
-    ),
-    "a layer norm of one element": Case(
-        [node("LayerNormalization", "x s", "y")], {"x": (3, 4, 1)}, ["y"], {"s": floats(1)},
-    ),
-    "a norm of nothing": Case(
-        [node("Mul", "x zeros", "z"), node("LpNormalization", "z", "y", axis=1)],
-        {"x": (1, 2, 3, 4)}, ["y"], {"zeros": np.zeros((1, 1, 3, 1), np.float32)}, half=True,
-    ),
-    "a standard function behind another's op": Case(
-        [node("SimplifiedLayerNormalization", "x s", "a"),
-         node("MeanVarianceNormalization", "a", "y", axes=[0, 2])],
-        {"x": (1, 5, 13)}, ["y"], {"s": floats(13)},
-    ),
-    **{
-        f"{kind} of padding alone, {sizes}": Case(
-            [node("Relu", "x", "r"), node(kind, "r", "y", kernel_shape=kernel, pads=[1] * 4,
-                  dilations=dilations, strides=strides)],
-            {"x": (1, 3, *sizes)}, ["y"], opset=19,
-        )
-        for kind in ("AveragePool", "MaxPool")
-        for sizes, kernel, dilations, strides in (
-            ((12, 1), [2, 2], [1, 2], [1, 1]),
-            ((1, 5), [2, 3], [2, 1], [1, 1]),
-        )
-    },
-    "transposed, odd, two by two": Case(
-        [node("Transpose", "x", "a", perm=[0, 1, 3, 2]), node("Conv", "a w", "y", strides=[2, 2])],
-        {"x": (1, 3, 13, 13)}, ["y"], {"w": floats(3, 3, 2, 2)},
-    ),
-    "a mean beside patches": Case(
-        [node("GlobalAveragePool", "x", "s"), node("Conv", "x w", "y", strides=[2, 2])],
-        {"x": (1, 3, 25, 25)}, ["s", "y"], {"w": floats(8, 3, 2, 2)},
-    ),
-    "groups of an odd image": Case(
-        [node("Relu", "x", "r"), node("Conv", "r w", "y", group=3, strides=[2, 2]),
-         node("ReduceMean", "r", "m", keepdims=1)],
-        {"x": (1, 9, 13, 13)}, ["y", "m"], {"w": floats(9, 3, 2, 2)},
-    ),
-    "a linear resize to an odd height": Case(
-        [onnx.helper.make_node("Resize", ["x", "", "scales"], ["r"], mode="linear"),
-         node("MaxPool", "r", "y", **PAIR)],
-        {"x": (1, 3, 4, 4)}, ["y"],
-        {"scales": np.array([1, 1, 1.75, 1.75], np.float32)},
-    ),
-    "nearest of two that are as near": Case(
-        [onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest",
-                               coordinate_transformation_mode="half_pixel_symmetric")],
-        {"x": (1, 3, 10, 10)}, ["y"], {"scales": np.array([1, 1, 0.6, 0.6], np.float32)},
-    ),
-    "a position that is nearly between two": Case(
-        [node("Resize", "x a a sizes", "y", mode="nearest", nearest_mode="round_prefer_ceil",
-              coordinate_transformation_mode="asymmetric")],
-        {"x": (1, 4, 7, 17)}, ["y"],
-        {"sizes": np.array([1, 4, 4, 10], np.int64), "a": np.zeros(0, np.float32)},
-    ),
-    "a crop of axes that keep their sizes": Case(
-        [node("Resize", "x roi scales", "y", mode="nearest",
-              coordinate_transformation_mode="tf_crop_and_resize")],
-        {"x": (1, 3, 6, 6)}, ["y"],
-        {"scales": np.array([1, 1, 2, 2], np.float32),
-         "roi": np.array([0, 0.2, 0.1, 0.3, 1, 0.9, 0.8, 0.9], np.float32)},
-    ),
-    "an average that counts padding, rounded up": Case(
-        [node("AveragePool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[0, 1, 1, 0],
-              ceil_mode=1, count_include_pad=1)],
-        {"x": (1, 4, 11, 9)}, ["y"],
-    ),
-    **{
-        f"{kind} {size} by {pads}, rounded up": Case(
-            [node(kind, "x", "p", kernel_shape=[k, k], strides=[s, s], pads=[pads] * 4,
-                  ceil_mode=1), node("ReduceMean", "p", "m", keepdims=1)],
-            {"x": (1, 4, size, size)}, ["p", "m"],
-        )
-        for kind in ("AveragePool", "MaxPool")
-        for k, s, size, pads in ((2, 3, 9, 0), (1, 2, 8, 0), (2, 2, 7, 1), (3, 2, 8, 1))
-    },
-}  # fmt: skip
+GRAPHS = graphs_in(Path(__file__).parent / "small_graphs.yaml")
+CASES = {name: Case(**graph) for name, graph in GRAPHS.items()}
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "split"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.devices import here
-from support.onnx_models import floats, model, node
+from support.onnx_models import floats, graphs_in, model, node
 from support.plans import one_by_one
 
 from codl.engine.engine import Engine
@@ -110,62 +111,9 @@ class Case(NamedTuple):
 
 DICE = np.random.default_rng(1)
 PACKED = {"K": 64, "N": 24, "bits": 4, "block_size": 32, "domain": "com.microsoft"}
+GRAPHS = graphs_in(Path(__file__).parent / "enclosed_graphs.yaml")
 CASES = {
-    "several outputs, and integers that stay inside": Case(
-        [
-            node("Relu", "x", "r"), node("TopK", "r k", "values indices", axis=1),
-            node("Cast", "indices", "places", to=TensorProto.FLOAT),
-            node("Mul", "values places", "m"), node("GatherElements", "r indices", "g", axis=1),
-            node("Add", "m g", "y"), node("Sigmoid", "values", "z"),
-        ],
-        {"x": [2, 9, 5]}, ["y", "z", "indices"], {"k": np.int64([3])},
-        ["TopK+Cast+GatherElements"], {"indices": "int64"},
-    ),
-    "shapes that depend on data": Case(
-        [
-            node("Greater", "x zero", "above"), node("NonZero", "above", "where"),
-            node("Transpose", "where", "rows"), node("GatherND", "x rows", "found"),
-            node("ReduceSum", "found", "total", keepdims=1), node("Div", "x total", "y"),
-        ],
-        {"x": [3, 7]}, ["y"], {"zero": np.float32(0)},
-        ["Greater+NonZero+Transpose+GatherND+ReduceSum"],
-    ),
-    "what lies between parts of a group": Case(
-        [
-            node("Greater", "x zero", "mask"), node("Where", "mask x zero", "a"),
-            node("Exp", "a", "b"), node("Where", "mask b x", "y"), node("Neg", "b", "z"),
-        ],
-        {"x": [3, 7]}, ["y", "z"], {"zero": np.float32(0)}, ["Greater+Where+Exp"],
-    ),
-    "an output that is left out, and integers between two nodes": Case(
-        [
-            helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], name="n_h", hidden_size=6),
-            node("Relu", "h", "a"), node("QuantizeLinear", "a scale zero", "q"),
-            node("DequantizeLinear", "q scale zero", "y"),
-        ],
-        {"x": [4, 1, 5]}, ["y"],
-        {"w": floats(1, 24, 5), "r": floats(1, 24, 6), "scale": np.float32(0.01),
-         "zero": np.uint8(0)},
-        ["LSTM", "QuantizeLinear+DequantizeLinear"],
-    ),
-    **{
-        f"a window of {kind} larger than the image": Case(
-            [node("Relu", "x", "r"), node(kind, "r", "y", kernel_shape=[3, 2], strides=[3, 2])],
-            {"x": [1, 2, 2, 5]}, ["y"], {}, [kind],
-        )
-        for kind in ("AveragePool", "MaxPool")
-    },
-    "numbers of 8 bits that two nodes make floats of": Case(
-        [
-            node("Cast", "given", "x", to=TensorProto.FLOAT16),
-            node("QuantizeLinear", "x half zero", "q"),
-            node("DequantizeLinear", "q half zero", "h"),
-            node("DequantizeLinear", "q scale zero", "y"), node("Cast", "h", "z", to=1),
-        ],
-        {"given": [5, 5]}, ["y", "z"],
-        {"scale": np.float32(0.02), "half": np.float16(0.02), "zero": np.int8(-5)},
-        ["QuantizeLinear+DequantizeLinear"], opset=21,
-    ),
+    **{name: Case(**graph) for name, graph in GRAPHS.items()},
     "a packed matrix": Case(
         [node("Relu", "x", "r"), node("MatMulNBits", "r w s", "p", **PACKED),
          node("MatMul", "p m", "y")],
