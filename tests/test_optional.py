@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import make_plan
+from support.references import converted
 
 from codl.errors import BASE, OPTIONAL, PACKAGES, PYTHON
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.records.soc import Soc
 from codl.jobs.bundle.packaging import write
@@ -83,7 +82,7 @@ def base_only(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
 def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
     b = ModelBuilder("small")
     b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
-    network = convert(simplify(import_onnx(b.build(), "small")))
+    network = converted(b)
     inputs = random_inputs(network)
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
     with write(network, plan, here(first_soc), tmp_path / "small.codl") as engine:
@@ -176,7 +175,7 @@ def test_commands_that_read_no_model_need_the_command_line_alone(
 def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path: Path) -> None:
     b = ModelBuilder("small")
     b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
-    network = convert(simplify(import_onnx(b.build(), "small")))
+    network = converted(b)
     path = tmp_path / "small.codl"
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
     write(network, plan, here(first_soc), path).close()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,15 +15,13 @@ from support.devices import here
 from support.kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
 from support.kernel_runs import cut as cut_region
 from support.plans import make_plan
+from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.shapes import set_batch
 from codl.frontend.models import load
 from codl.frontend.models.builder import ModelBuilder
@@ -95,13 +92,8 @@ def test_all_images_in_one_launch(
 @cache
 def case(images: int) -> tuple[Network, Array, dict[str, Array]]:
     proto = residual(images)
-    network = convert(simplify(import_onnx(proto, "residual")))
     x = np.random.default_rng(images).random((images, 3, 19, 13), np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
-    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+    return converted(proto, "residual"), x, by_onnx_runtime(proto, {"image": x})
 
 
 def able(network: Network, cuts: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
@@ -228,7 +220,7 @@ def test_the_ideal_of_a_batch_is_from_measurements_of_one_image(tmp_path: Path) 
 def test_any_model_takes_another_batch() -> None:
     proto = residual(1)
     set_batch(proto, 3)
-    network = convert(simplify(import_onnx(proto, "residual")))
+    network = converted(proto, "residual")
     assert network.digest == case(3)[0].digest
     with pytest.raises(CodlError, match="images, got 0"):
         set_batch(proto, 0)

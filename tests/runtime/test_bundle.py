@@ -24,12 +24,13 @@ from support.devices import here
 from support.failing_kernels import Failing, source
 from support.onnx_models import floats, model, node
 from support.plans import CUTS, branching, legal, make_plan, one_by_one
+from support.references import converted
 from support.variants import with_variants
 
 import codl
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, InvalidFileError, MismatchError
-from codl.frontend.convert import convert, network_of, simplify
+from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network, parse, to_text
@@ -76,7 +77,7 @@ def residual() -> ModelBuilder:
 
 @pytest.fixture(scope="module")
 def net() -> Network:
-    return convert(simplify(import_onnx(residual().build(), "branching")))
+    return converted(residual())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def small() -> Network:
     b = ModelBuilder("small")
     x = b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1))
     b.output(b.conv(x, 24, 3, pad=1))
-    return convert(simplify(import_onnx(b.build(), "small")))
+    return converted(b)
 
 
 @pytest.fixture(scope="module")

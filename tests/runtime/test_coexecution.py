@@ -16,12 +16,11 @@ from support.executables import small_network, small_plan
 from support.numpy_interpreter import Interpreter
 from support.plans import CUTS, Case, branching_case, legal, make_plan
 from support.random_networks import random_networks, random_plans
+from support.references import converted
 from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, MismatchError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import parse
 from codl.ir.executable import Executable
@@ -144,7 +143,7 @@ def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) 
     plan = make_plan(network, first_soc, [])
     b = ModelBuilder("other")
     b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
-    other = convert(simplify(import_onnx(b.build(), "other")))
+    other = converted(b)
     with pytest.raises(MismatchError, match="not for 'other'"):
         Engine(other, plan, here(first_soc))
     elsewhere = Plan(**{**plan.__dict__, "soc": "elsewhere"})

@@ -16,12 +16,11 @@ from support.devices import here
 from support.executables import small_network, small_plan
 from support.failing_kernels import Failing, source
 from support.plans import row
+from support.references import converted
 from support.variants import with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, parse
 from codl.ir.constants import Constants
@@ -122,7 +121,7 @@ def network() -> Network:
     b = ModelBuilder("two")
     x = b.relu(b.conv(b.input("image", (1, 16, 12, 12)), 32, 3, pad=1))
     b.output(b.conv(x, 16, 3, pad=1))
-    return convert(simplify(import_onnx(b.build(), "two")))
+    return converted(b)
 
 
 def plan_of(network: Network, soc: Soc, first: str, second: str = "gpu_direct") -> Plan:
@@ -300,7 +299,7 @@ def test_a_damaged_note_is_none(content: bytes) -> None:
 def test_an_engine_runs_another_variant_in_its_place(first_soc: LocalSoc) -> None:
     b = ModelBuilder("one")
     b.output(b.conv(b.input("image", (1, 16, 12, 12)), 32, 3, pad=1))
-    network = convert(simplify(import_onnx(b.build(), "one")))
+    network = converted(b)
     (layer,) = network.layers
     names = [variant.name for variant in registry.variants(layer.op, "gpu", first_soc)]
     chains = (Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": names[0]}}),)

@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from support.devices import here
 from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import apart, defaults, gpu_variant, make_plan
+from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.some import some
 from support.variants import with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Op, Region, parse, split
 from codl.ir.ops.base import Activation
@@ -95,7 +92,7 @@ def residual(images: int = 1) -> ModelBuilder:
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    return convert(simplify(import_onnx(residual().build(), "residual")))
+    return converted(residual())
 
 
 FUSED = {"conv2 + add1", "conv5 + add2", "conv6 + add3"}
@@ -108,12 +105,8 @@ def test_a_network_with_residuals_is_what_onnx_runtime_computes(
     images: int, dim: str, ratio: float, first_soc: Soc
 ) -> None:
     proto, soc = residual(images).build(), first_soc
-    network = convert(simplify(import_onnx(proto, "residual")))
+    network = converted(proto, "residual")
     x = np.random.default_rng(3).random((images, 3, 21, 13), np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
     plan = make_plan(network, soc, [(len(network.layers), dim, ratio)], "missing")
     with apart():
         plain = Engine(network, plan, here(soc))
@@ -126,7 +119,7 @@ def test_a_network_with_residuals_is_what_onnx_runtime_computes(
         assert not labels & {"conv2", "add1"}
         outputs, unfused = engine({"image": x}), plain({"image": x})
         again = engine({"image": x})
-    for name, expected in zip(names, session.run(names, {"image": x}), strict=True):
+    for name, expected in by_onnx_runtime(proto, {"image": x}).items():
         assert max_rel_err(outputs[name], expected) <= 1e-4
         assert max_rel_err(unfused[name], expected) <= 1e-4
         np.testing.assert_array_equal(outputs[name], again[name])
@@ -158,7 +151,7 @@ def fused(
     """How many adds are fused of what is built on an image of 16 channels."""
     b = ModelBuilder("test")
     b.output(build(b, b.input("image", (1, 16, 8, 8))))
-    network = convert(simplify(import_onnx(b.build(), "test")))
+    network = converted(b)
     outputs = {holder for holder, _ in network.outputs.values()}
     _, shard = chain_cut(network.layers, outputs, "H", 1.0, block=4)
     variants = {part.layer.name: "gpu_direct" for part in shard.parts} | (names or {})
@@ -210,7 +203,7 @@ def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:
     pooled = b.max_pool(x, 3, 3)
     b.output(b.conv(b.relu(b.add(x, y)), 7, 1, pad=0))
     b.output(b.relu(b.conv(pooled, 7, 1, pad=0)))
-    network = convert(simplify(import_onnx(b.build(), "between")))
+    network = converted(b)
     kinds = [layer.op.kind for layer in network.layers]
     assert kinds.index("pooling") < kinds.index("eltwise")
     plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)])

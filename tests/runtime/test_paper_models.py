@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from support.devices import here
+from support.references import by_onnx_runtime, converted
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models import transformers
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.transformers import Transformer
@@ -103,14 +100,13 @@ def test_a_batch_norm_that_no_convolution_takes_in_is_one_op(first_soc: Soc) -> 
     x = b.add(x, b.relu(b.conv(x, 20, 3, pad=1)))
     b.output(b.relu(b.batch_norm(x)))
     proto = b.build()
-    network = convert(simplify(import_onnx(proto, "preactivation")))
+    network = converted(proto, "preactivation")
     last = network.layers[-1].op
     assert [layer.op.kind for layer in network.layers] == ["conv2d", "eltwise", "conv2d"]
     assert set(last.dims) == {"H", "OC"}
     assert last.activation.kind == "relu"
     x_value = np.random.default_rng(0).standard_normal((1, 20, 6, 5)).astype(np.float32)
-    session = ort.InferenceSession(proto.SerializeToString(), session_options(1))
-    (expected,) = session.run(None, {"x": x_value})
+    (expected,) = by_onnx_runtime(proto, {"x": x_value}).values()
     for ratio in (0.0, 1.0):
         with Engine(network, one_side(network, first_soc, ratio), here(first_soc)) as engine:
             np.testing.assert_allclose(engine(x_value), expected, atol=1e-5)

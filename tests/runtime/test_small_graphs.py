@@ -8,17 +8,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from support.devices import here
 from support.libraries import INSTALLED, preferred
 from support.onnx_models import floats, graphs_in, model, node
+from support.random_plans import random_plan
+from support.references import by_onnx_runtime
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
@@ -60,20 +62,12 @@ class Case(NamedTuple):
 
 
 def expected_of(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    return by_onnx_runtime(proto, feeds, as_it_is=True)
 
 
 def plan_of(network: Network, soc: Soc, kind: str) -> Plan:
     if kind in ("cpu", "gpu"):
         return preferring(network, soc, kind)  # type: ignore[arg-type]
-    from random import Random
-
-    from support.random_plans import random_plan
-
     return random_plan(network, soc, Random(5), stored=("float32",))
 
 

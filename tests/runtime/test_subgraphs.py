@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.devices import here
 from support.onnx_models import floats, graphs_in, model, node
 from support.plans import one_by_one
+from support.references import by_onnx_runtime
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
 from codl.frontend.convert import network_of
-from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
@@ -34,11 +33,7 @@ def check(
     proto: onnx.ModelProto, values: Values, soc: Soc, sides: Sequence[str] = ("cpu", "gpu", "turns")
 ) -> Network:
     """Run on both processors against ONNX Runtime on the whole model."""
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = [info.name for info in proto.graph.output]
-    expected = dict(zip(names, session.run(names, dict(values)), strict=True))
+    expected = by_onnx_runtime(proto, values)
     network = network_of(import_onnx(proto, "test"))
     for side in sides:
         with Engine(network, one_by_one(network, soc, side), here(soc)) as engine:

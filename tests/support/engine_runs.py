@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.records.soc import Soc
 from codl.plan.build_plan import default_plan, preferring
 from support.devices import here
 from support.libraries import INSTALLED, preferred
+from support.references import by_onnx_runtime, converted
 
 
 def same_as_onnx_runtime(
@@ -24,20 +21,14 @@ def same_as_onnx_runtime(
 
     ONNX Runtime may not rewrite it `as_it_is`.
     """
-    network = convert(simplify(import_onnx(proto, "test")))
-    random = np.random.default_rng(0)
+    network, random = converted(proto), np.random.default_rng(0)
     feeds = {
         info.name: random.standard_normal(
             [d.dim_value for d in info.type.tensor_type.shape.dim]
         ).astype(np.float32)
         for info in proto.graph.input
     }
-    options = session_options(1)
-    if as_it_is:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-    names = [output.name for output in proto.graph.output]
-    expected = dict(zip(names, session.run(names, feeds), strict=True))
+    expected = by_onnx_runtime(proto, feeds, as_it_is=as_it_is)
     plans = {"gpu": default_plan(network, soc, "gpu", chained=False)}
     for library in INSTALLED:
         with preferred(library):

@@ -7,13 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import strategies as st
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network
 from codl.ir.plan import Chain, Plan
@@ -23,6 +19,7 @@ from codl.kernels import registry
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as priced_plan
 from codl.plan.cost_model import CostModel
+from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 
@@ -56,14 +53,8 @@ def branching() -> ModelBuilder:
 
 def branching_case() -> Case:
     """The branching network, an image for it, from a seed, and what ONNX Runtime makes of that."""
-    proto = branching().build()
-    network = convert(simplify(import_onnx(proto, "branching")))
     x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
-    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+    return converted(branching()), x, by_onnx_runtime(branching().build(), {"image": x})
 
 
 def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]],
@@ -150,7 +141,7 @@ def row(length: int, size: int = 24) -> Network:
     for _ in range(length):
         x = b.relu(b.conv(x, 16, 3, pad=1))
     b.output(x)
-    return convert(simplify(import_onnx(b.build(), "row")))
+    return converted(b)
 
 
 def image(network: Network, seed: int = 1) -> dict[str, np.ndarray]:

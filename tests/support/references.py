@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 
 Values = dict[str, NDArray[Any]]
@@ -58,6 +60,25 @@ def evaluate(network: Network, given: Values) -> Values:
     return {name: values[holder].reshape(s) for name, (holder, s) in network.outputs.items()}
 
 
+def converted(model: onnx.ModelProto | ModelBuilder, name: str = "test") -> Network:
+    """The network of a model, every node of which has an operator."""
+    if isinstance(model, ModelBuilder):
+        model, name = model.build(), model.name
+    return convert(simplify(import_onnx(model, name)))
+
+
+def by_onnx_runtime(
+    proto: onnx.ModelProto, given: Mapping[str, Any], *, as_it_is: bool = False
+) -> Values:
+    """A model's outputs by ONNX Runtime, which may not rewrite it `as_it_is`."""
+    options = session_options(1)
+    if as_it_is:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(given)), strict=True))
+
+
 def check(
     proto: onnx.ModelProto, given: Values, tolerance: float = 1e-4, *, encloses: bool = False
 ) -> Network:
@@ -65,14 +86,9 @@ def check(
 
     Every node must have an operator, or, with `encloses`, is run whole where it has none.
     """
-    graph = import_onnx(proto, "test")
-    network = network_of(graph) if encloses else convert(simplify(graph))
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
+    network = network_of(import_onnx(proto, "test")) if encloses else converted(proto)
     got = evaluate(network, given)
-    for name, expected in zip(names, session.run(names, given), strict=True):
+    for name, expected in by_onnx_runtime(proto, given).items():
         assert got[name].shape == expected.shape
         np.testing.assert_allclose(got[name], expected, rtol=tolerance, atol=tolerance)
     return network

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import image, row
+from support.references import converted
 from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, Op, parse
 from codl.ir.constants import array_digest
@@ -120,7 +119,7 @@ def test_each_output_is_its_own(target: Target) -> None:
     first, second = b.node("Sin", [x]), b.node("Abs", [x])
     b.output(second)
     b.output(first)
-    network = convert(simplify(import_onnx(b.build(), "two")))
+    network = converted(b)
     value = np.linspace(-3, 3, 120, dtype=np.float32).reshape(1, 4, 6, 5)
     with Engine(network, plan_of(network, target.soc), target) as engine:
         got = engine({"x": value})
