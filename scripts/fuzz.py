@@ -53,7 +53,7 @@ def main() -> None:
     args = _arguments()
     if args.subject is not None:
         _guided(args.subject, args.count, args.seed, args.folder)
-    from support.subjects import SUBJECTS
+    from support.readers import SUBJECTS
 
     chosen = [name for name in SUBJECTS if args.only in (None, name)]
     if not chosen:
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
 
 def _take_one(name: str, file: Path) -> None:
     from support.fuzzing import is_taken
-    from support.subjects import SUBJECTS
+    from support.readers import SUBJECTS
 
     with tempfile.TemporaryDirectory() as folder:
         taken = is_taken(SUBJECTS[name](Path(folder)), file.read_bytes())
@@ -121,7 +121,7 @@ def _guided(name: str, count: int, seed: int, folder: Path) -> NoReturn:
     sys.dont_write_bytecode = True
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as files:
         with atheris.instrument_imports(include=["codl"]):
-            from support.subjects import SUBJECTS
+            from support.readers import SUBJECTS
 
             subject = SUBJECTS[name](Path(files))
             for content in subject.seeds:  # modules that are imported late are instrumented too

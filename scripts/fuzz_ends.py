@@ -14,8 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from support.hostile_agent import fuzz_host
-from support.hostile_host import fuzz_agent
+from support.hostile_ends import fuzz_agent, fuzz_host
 
 
 def main() -> None:

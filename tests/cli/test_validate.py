@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.failing_driver import Calls, calls_of
-from support.failing_kernels import Failing, source
 from support.faults import Faulty
-from support.variants import with_variants
+from support.variants import Failing, source, with_variants
 from support.whole_way import write_model
 from typer.testing import CliRunner
 

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats
+from support.random_forms import renamed
 from support.random_nodes import draw_graph
 from support.references import check, evaluate, model_of_values
-from support.renaming import renamed
 
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx

@@ -21,11 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.devices import here
-from support.failing_kernels import Failing, source
 from support.onnx_models import floats, model, node
 from support.plans import CUTS, branching, legal, make_plan, one_by_one
 from support.references import converted
-from support.variants import with_variants
+from support.variants import Failing, source, with_variants
 
 import codl
 from codl.engine.engine import Engine

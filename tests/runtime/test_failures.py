@@ -14,10 +14,9 @@ import pytest
 from msgspec import structs
 from support.devices import here
 from support.executables import small_network, small_plan
-from support.failing_kernels import Failing, source
 from support.plans import row
 from support.references import converted
-from support.variants import with_variants
+from support.variants import Failing, source, with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.devices import here
-from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import apart, defaults, gpu_variant, make_plan
 from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.some import some
-from support.variants import with_variants
+from support.variants import Failing, source, with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning

@@ -1,4 +1,4 @@
-"""Builds of Python as python.org's for Android are laid out, made of the Python of this machine."""
+"""Builds of Python like python.org's for Android, made of this machine's; made-up wheels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
 
 #: What a check of files, and an agent that says what is there, import.
@@ -45,4 +46,21 @@ def make(path: Path, *, root: str = "prefix/") -> Path:
         for file in {*map(Path, said.stdout.decode().split()), *digests}:
             if file.is_relative_to(modules):
                 archive.add(file, f"{root}lib/{modules.name}/{file.relative_to(modules)}")
+    return path
+
+
+def wheel(folder: Path, name: str, version: str, needs: str = "", **modules: str) -> Path:
+    """A wheel for any Python, as pip takes it; double underscores in names are folders."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        for member, text in modules.items():
+            archive.writestr(member.replace("__", "/"), text)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {needs}\n" if needs else ""
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
     return path

@@ -22,8 +22,7 @@ from codl.targets.wire import (
     form_of,
     form_of_request,
 )
-from support.frame_fuzz import frames_of
-from support.message_seeds import ARRAYS, CONV, answer_type
+from support.frame_fuzz import ARRAYS, CONV, answer_type, frames_of
 
 T = TypeVar("T")
 #: A message with its blobs.

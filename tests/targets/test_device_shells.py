@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.devices_under_test import findings, under_test
+from support.python_builds import wheel
 from support.some import some
-from support.wheels import wheel
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.targets import adb, agent_archive, ssh

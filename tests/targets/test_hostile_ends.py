@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.hostile_agent import ASKED, fuzz_host
-from support.hostile_host import EVERY, fuzz_agent
+from support.hostile_ends import ASKED, EVERY, fuzz_agent, fuzz_host
 from support.random_messages import WORDS, message
 
 from codl import errors

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.frame_fuzz import frames_of
-from support.message_seeds import sent
+from support.frame_fuzz import frames_of, sent
 from support.phone import make_phone
 from support.simulated import SOC
 from support.whole_way import QUICK

@@ -1,12 +1,17 @@
-"""An agent that says anything that its types allow: what the host asks, answered at random."""
+"""Ends that say anything that their types allow.
+
+A host asks a real agent, behind which is no device; an agent answers what the real host asks.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import random
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import yaml
 
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.files import VERSION as CODL
 from codl.ir import parse
 from codl.ir.records import soc as socs
@@ -26,8 +31,11 @@ from codl.measure.check_variants import CheckTask
 from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Effort, Rounds
 from codl.measure.tuner import TuneTask
+from codl.runtime import probe
 from codl.runtime.loaded import Footprint
-from codl.targets import client
+from codl.targets import agent, client, kernel_requests, local, measuring, peers, requests
+from codl.targets.agent import Agent
+from codl.targets.connection import Connection, ConnectionEnded
 from codl.targets.detect import detect, is_pinned_faster
 from codl.targets.kernel_requests import Bench, Check, Tune
 from codl.targets.measuring import Measure, Time
@@ -49,13 +57,84 @@ from codl.targets.requests import (
     StartPeer,
     UnpinnedRatios,
 )
-from codl.targets.wire import VERSION, Hello
+from codl.targets.wire import VERSION, Failed, Hello, Request, Response
 from support.device_doubles import BOARD
 from support.executables import small_executable
-from support.hostile_host import EVERY
-from support.message_seeds import CONV, answered
-from support.random_messages import answers, stream, tells, warns
+from support.frame_fuzz import CONV, answered
+from support.random_messages import answers, asks, stream, tells, warns
 from support.simulated import conv_tasks
+
+#: All requests to an agent.
+EVERY: Sequence[type[Request[Any]]] = tuple(
+    kind
+    for module in (requests, measuring, kernel_requests)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
+)
+
+
+class Nothing:
+    """Has everything that is asked of it, and can do none of it."""
+
+    version = "1.0"
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        """Whatever it is made of."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def refuse(*arguments: object, **options: object) -> None:
+            raise DeviceError(f"There is no device to {name}.")
+
+        return refuse
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@contextmanager
+def _without_devices() -> Iterator[None]:
+    """What would load a driver, or bind this process, is replaced."""
+    nothing = Nothing()
+    with ExitStack() as stack:
+        for owner, name in ((local, "LocalTarget"), (peers, "PeerHost")):
+            stack.enter_context(patch.object(owner, name, Nothing))
+        stack.enter_context(patch.object(probe, "look", nothing.look))
+        stack.enter_context(patch.object(agent, "load_installed", lambda **_: None))
+        with open(os.devnull, "w") as silence:
+            stack.enter_context(redirect_stderr(silence))
+            yield
+
+
+def fuzz_agent(count: int, seed: int = 1) -> Counter[str]:
+    """Serve so many hosts: how often which answer was given, failures by the kind of their error.
+
+    Raises where an agent ends without a code, or says what is no reply.
+    """
+    dice, found = random.Random(seed), Counter[str]()
+    with _without_devices():
+        for at in range(count):
+            said = io.BytesIO()
+            asked = stream(dice, (), [asks(EVERY[at % len(EVERY)]), asks(dice.choice(EVERY))], 4)
+            assert Agent(io.BytesIO(asked), said, 0.0).serve() in (0, 1)
+            found.update(_heard(said.getvalue()))
+    return found
+
+
+def _heard(said: bytes) -> Iterator[str]:
+    """What an agent answered, whose first word is a greeting."""
+    connection: Connection[Any, Any] = Connection(io.BytesIO(said), io.BytesIO(), Response)
+    first, _ = connection.receive()
+    assert isinstance(first, Hello)
+    while True:
+        try:
+            answer, _ = connection.receive()
+        except ConnectionEnded:
+            return
+        yield answer.kind if isinstance(answer, Failed) else type(answer).__name__
+
 
 EXECUTABLE = small_executable()
 TASKS = tuple(conv_tasks(ops=2)[:3])
