@@ -1,4 +1,4 @@
-"""Files: bounded readers and YAML, plain names, a writer that leaves no half, and a lock."""
+"""Files: bounded readers of every format, plain names, a writer that leaves no half, and a lock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzzing import fuzz
+from support.readers import READERS
 from support.simulated import SOC
 
 from codl import files
 from codl.errors import CodlError, InvalidFileError, UnwritableFileError
 from codl.files import BusyError, inside
 from codl.ir import parse, yaml_file
+from codl.jobs.bundle import loading
 from codl.measure.dataset import CsvTable, Dataset, OpRow
 from codl.measure.tasks import read_csv
 from codl_published.mapped_tables import load_mapping
@@ -275,3 +278,14 @@ def test_keys_may_replace_merged_ones_and_times_are_text(tmp_path: Path) -> None
     assert content["c"] == {"x": 2, "z": 16}
     assert content["t"] == "1:30"
     assert content["u"] == ["1:30.5", -1.5]
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_files_are_read_or_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_warn", lambda text: None)
+    count = 10 if name in ("models", "predictors") else 60
+    _, refused = fuzz(READERS[name](tmp_path), count, 5)
+    assert refused > 0

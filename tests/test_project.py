@@ -1,4 +1,4 @@
-"""What surrounds the code: the distribution, the version, files of a project, no circles."""
+"""What surrounds the code: distribution, version and commit, files of a project, planted faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from support.some import some
 
+from codl import files
 from codl.files import VERSION
+from scripts.plant_faults import TABLE, Fault, read
 
 ROOT = Path(__file__).parents[1]
 #: An action with the commit that it is pinned to, and the tag beside it.
@@ -131,3 +133,39 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
     _, circles = connected_components(matrix, connection="strong")
     shared = np.bincount(circles) > 1
     assert [module for module, circle in zip(modules, circles, strict=True) if shared[circle]] == []
+
+
+def test_the_commit_of_a_package_that_was_changed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        own = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        command = ["git", "-C", str(tmp_path), *own, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    source = tmp_path / "codl" / "a.py"
+    source.parent.mkdir()
+    source.write_text("x = 1\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "x")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    commit, revision = files.commit.__wrapped__, git("rev-parse", "--short", "HEAD")
+    (tmp_path / "results.json").write_text("{}")  # results change nothing of what computes them
+    assert commit() == revision
+    (source.parent / "new.py").write_text("")
+    assert commit() == f"{revision}{files.DIRTY}"
+    (source.parent / "new.py").unlink()
+    source.write_text("x = 2\n")
+    assert commit() == f"{revision}{files.DIRTY}"
+
+
+FAULTS = read(TABLE)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_can_be_planted(fault: Fault) -> None:
+    text = (ROOT / fault.file).read_text()
+    planted = fault.planted(text)
+    assert planted != text
+    compile(planted, fault.file, "exec") if fault.file.endswith(".py") else None
