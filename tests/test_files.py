@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import command_line
 from support.fuzzing import fuzz
 from support.readers import READERS
 from support.simulated import SOC
@@ -178,13 +179,8 @@ def test_a_c_locale_shows_what_it_can(tmp_path: Path) -> None:
     (tmp_path / "socs").mkdir()
     replace(SOC, name="board", description="f\xfcr").save(tmp_path / "socs" / "board.yaml")
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", "from codl.cli import main; main()", "soc", "list"],
-        env={**os.environ, **settings, "CODL_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    settings["CODL_HOME"] = str(tmp_path)
+    done = command_line.python(command_line.MAIN, "soc", "list", env=settings)
     assert "f\\xfcr" in done.stdout
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from support.command_line import MAIN, hiding, python
 from support.devices import here
 from support.plans import make_plan
 from support.references import converted
@@ -23,17 +23,6 @@ from codl.measure.inputs import random_inputs
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {module for own in PACKAGES.values() for module in own}
-#: A process in which no package of any extra is installed.
-BASE_ONLY = f"""
-import sys
-
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {sorted(EXTRAS)}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Nowhere())
-"""
 
 LOADED = """
 import codl, numpy as np
@@ -74,9 +63,9 @@ assert 0 < predictors.latency_ms("conv2d_cpu_gemm", [op])[0] < 100
 """
 
 
-def base_only(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BASE_ONLY + code, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def base_only(code: str, *arguments: object, ends: int = 0) -> CompletedProcess[str]:
+    """Run code where no package of any extra is installed."""
+    return python(hiding(EXTRAS) + code, *arguments, ends=ends, cwd=ROOT)
 
 
 def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
@@ -88,8 +77,7 @@ def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> No
     with write(network, plan, here(first_soc), tmp_path / "small.codl") as engine:
         wanted = engine(inputs)
     np.savez(tmp_path / "inputs.npz", **inputs)
-    run = base_only(LOADED, tmp_path)
-    assert run.returncode == 0, run.stderr
+    base_only(LOADED, tmp_path)
     outputs = np.load(tmp_path / "outputs.npz")
     for name, value in wanted.items():
         np.testing.assert_array_equal(outputs[name], value)
@@ -97,13 +85,11 @@ def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> No
 
 def test_a_network_is_compiled_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
     first_soc.save(tmp_path / "host.yaml")
-    run = base_only(COMPILED, tmp_path / "host.yaml")
-    assert run.returncode == 0, run.stderr
+    base_only(COMPILED, tmp_path / "host.yaml")
 
 
 def test_stored_predictors_need_the_base_alone() -> None:
-    run = base_only(PREDICTED)
-    assert run.returncode == 0, run.stderr
+    base_only(PREDICTED)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +101,7 @@ def test_stored_predictors_need_the_base_alone() -> None:
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(code: str, package: str, extra: str) -> None:
-    run = base_only(code)
-    assert run.returncode == 1
+    run = base_only(code, ends=1)
     last = run.stderr.strip().splitlines()[-1]
     assert re.search(
         rf"{package} is not installed; it is needed for .*: `pip install 'codl\[{extra}\]'`\.$",
@@ -145,18 +130,10 @@ def test_extras_are_those_of_the_wheel() -> None:
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))
 
 
-#: A process that has the base and `codl[cli]`, and runs `codl`.
-OTHERS = sorted(EXTRAS - set(PACKAGES["cli"]))
-CLI_ONLY = f"""{BASE_ONLY.replace(repr(sorted(EXTRAS)), repr(OTHERS))}
-from codl.cli import main
-sys.argv[0] = "codl"
-main()
-"""
-
-
-def cli_only(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CLI_ONLY, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def cli_only(*arguments: object, ends: int = 0) -> CompletedProcess[str]:
+    """Run `codl` with the base and `codl[cli]`."""
+    code = f"{hiding(EXTRAS - set(PACKAGES['cli']))}\nsys.argv[0] = 'codl'\n{MAIN}"
+    return python(code, *arguments, ends=ends, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +144,7 @@ def cli_only(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_commands_that_read_no_model_need_the_command_line_alone(
     arguments: tuple[str, ...],
 ) -> None:
-    run = cli_only(*arguments)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout
+    assert cli_only(*arguments).stdout
 
 
 def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path: Path) -> None:
@@ -180,13 +155,10 @@ def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
     write(network, plan, here(first_soc), path).close()
     for command in ("run", "show"):
-        run = cli_only(command, path, "--json")
-        assert run.returncode == 0, run.stderr
-        assert json.loads(run.stdout)
+        assert json.loads(cli_only(command, path, "--json").stdout)
 
 
 def test_a_command_whose_package_is_missing_says_which() -> None:
-    run = cli_only("search", "a.onnx", "--soc", "epyc2")
-    assert run.returncode == 1
+    run = cli_only("search", "a.onnx", "--soc", "epyc2", ends=1)
     assert "onnx is not installed" in run.stderr
     assert "pip install 'codl[onnx]'" in run.stderr

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
@@ -77,9 +76,7 @@ def answer(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def answer_apart(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     """What a command answers in a process of its own, as a user runs it."""
-    command = [sys.executable, "-c", "from codl.cli import main; main()", *arguments, "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
+    done = command_line.python(command_line.MAIN, *arguments, "--json", ends=code, cwd=folder)
     return dict(json.loads(done.stdout)) if done.stdout else {}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,6 @@ from codl.registry import rolled_back
 from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, register
 
 KEYS = {"name", "ok", "detail", "fix"}
-#: `codl` where the packages of two extras are not installed.
-WITHOUT = """
-import sys
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {missing!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Nowhere())
-sys.argv = ["codl", *{arguments!r}]
-from codl.cli import main
-main()
-"""
 
 
 def doctor(*arguments: str) -> Result:
@@ -141,15 +127,11 @@ def test_nothing_is_asked_of_a_device_that_does_not_answer() -> None:
     assert set(checks(doctor("--json", "--serial", "process"))) == {"way", "here"}
 
 
-def run_without(*missing: str, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    program = WITHOUT.format(missing=set(missing), arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-
 @pytest.mark.device
 def test_it_runs_where_extras_are_missing() -> None:
     """Processes that it starts have them all: what is missing there is what they find."""
-    done = run_without("onnx", "onnxruntime", "pandas", arguments=("doctor", "--quick", "--json"))
+    code = command_line.hiding(["onnx", "onnxruntime", "pandas"]) + command_line.MAIN
+    done = command_line.python(code, "doctor", "--quick", "--json", ends=None)
     assert "Traceback" not in done.stderr
     assert {"agent", "extra onnx"} <= {one["name"] for one in json.loads(done.stdout)["checks"]}
 
@@ -162,7 +144,7 @@ def test_it_runs_where_extras_are_missing() -> None:
     ],
 )
 def test_where_nothing_can_run_a_sentence_says_why(missing: str, said: str) -> None:
-    done = run_without(missing, arguments=("doctor",))
-    assert done.returncode == 1
+    code = command_line.hiding([missing]) + command_line.MAIN
+    done = command_line.python(code, "doctor", ends=1)
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -115,15 +115,7 @@ COMPLETE = {"_CODL_COMPLETE": "complete_bash"}
 
 def ended(*words: str, **variables: str) -> tuple[list[str], set[str]]:
     """What is printed, and the modules that were imported for it."""
-    run = subprocess.run(
-        [sys.executable, "-c", CODE, *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    *lines, last = run.stdout.splitlines()
+    *lines, last = command_line.python(CODE, *words, env=variables).stdout.splitlines()
     return lines, set(last.split())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from rich.console import Group
+from support import command_line
 
 from codl.cli import output
 from codl.cli.run import _warn_of_no_numbers
@@ -82,12 +82,10 @@ def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
         "output.SILENT_S = output.REPEAT_S = 0.1\n"
         "app.app.command('sleep')(lambda: time.sleep(1.3)); app.main()"
     )
-    command = [sys.executable, "-c", code, "sleep"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = command_line.python(code, "sleep")
     assert done.stderr.count("codl sleep") >= 3
     assert "codl sleep: 1 s so far" in done.stderr
-    done = subprocess.run([*command, "-q"], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    assert command_line.python(code, "sleep", "-q").stderr == ""
 
 
 def test_ctrl_c_while_modules_are_imported_shows_no_trace() -> None:
@@ -99,9 +97,7 @@ def test_ctrl_c_while_modules_are_imported_shows_no_trace() -> None:
         "from codl import cli\n"
         "sys.meta_path.insert(0, Finder()); cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr == ""
+    assert command_line.python(code, ends=-signal.SIGINT).stderr == ""
 
 
 def test_a_full_disk_behind_stderr_loses_no_result() -> None:
@@ -110,15 +106,8 @@ def test_a_full_disk_behind_stderr_loses_no_result() -> None:
         "output.Output().emit('run', {}, lambda: 'done')"
     )
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=full,
-            text=True,
-            check=False,
-        )
-    assert done.stdout == "done\n"
-    assert done.returncode == 0
+        streams = {"capture_output": False, "stdout": subprocess.PIPE, "stderr": full}
+        assert command_line.python(code, **streams).stdout == "done\n"
 
 
 def test_outputs_without_any_number_are_told(capsys: pytest.CaptureFixture[str]) -> None:

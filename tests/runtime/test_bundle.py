@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +17,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.command_line import python
 from support.devices import here
 from support.onnx_models import floats, model, node
 from support.plans import CUTS, branching, legal, make_plan, one_by_one
@@ -180,10 +178,8 @@ def test_another_process_runs_it_and_compiles_nothing(made: Path, tmp_path: Path
     )
     x = np.random.default_rng(1).random((1, 3, 20, 16), np.float32)
     np.save(tmp_path / "x.npy", x)
-    paths = [str(path) for path in (made, tmp_path / "x.npy", tmp_path / "y.npy")]
-    environment = {**os.environ, cache.VARIABLE: str(tmp_path / "empty")}
-    command = [sys.executable, "-c", script, *paths]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    paths = made, tmp_path / "x.npy", tmp_path / "y.npy"
+    done = python(script, *paths, env={cache.VARIABLE: str(tmp_path / "empty")})
     assert done.stdout.split() == ["0", "[]"], done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), codl.load(made)(x))
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.command_line import python
 from support.some import some
 
 from codl.machine import cache
@@ -71,12 +72,8 @@ def test_a_kernel_runs_whatever_the_way_into_a_driver(
     preload = "".join(f"ctypes.CDLL({p!r}, ctypes.RTLD_GLOBAL)\n" for p in driver.preload)
     # pyopencl, which no Pixel's driver is for, is left by itself.
     wanted = {} if way == "pixel" else {BINDING: "ctypes"}
-    done = subprocess.run(
-        [sys.executable, "-c", f"import ctypes\n{preload}{LOOK}", str(library)],
-        env={**os.environ, VENDORS: str(library), **wanted},
-        capture_output=True,
-        text=True,
-    )
+    code = f"import ctypes\n{preload}{LOOK}"
+    done = python(code, library, ends=None, env={VENDORS: str(library), **wanted})
     assert done.stdout.split()[1:] == ["codl.runtime.cl_ctypes"], done.stderr
     assert int(done.stdout.split()[0]) > 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
+from support.command_line import python
 from support.devices_under_test import DEVICE
 
 from codl.errors import CodlError, DeviceError, InvalidFileError, UnknownNameError
@@ -117,9 +116,7 @@ def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> Non
         "from codl.runtime.opencl import OpenClDevice; "
         "print(json.dumps(observe_cores(OpenClDevice(placement.load(sys.argv[1])))))"
     )
-    command = [sys.executable, "-c", program, str(path)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    seen = json.loads(output)
+    seen = json.loads(python(program, path).stdout)
     assert set(soc.placement.cpu_cores).isdisjoint(soc.placement.gpu_cores)
     assert seen["cpu"]
     assert seen["gpu"]

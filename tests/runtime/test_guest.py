@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support import guest
+from support import command_line, guest
 from support.libraries import INSTALLED
 from support.plans import branching, branching_case, make_plan
 from support.worker_tasks import resident_bytes
@@ -221,14 +221,9 @@ print(json.dumps([[row.status for row in run.result.rows], seen, [*sys.modules]]
 def test_compile_and_eval_open_no_socket(library: str, first_soc: Soc, tmp_path: Path) -> None:
     paths = (ROOT, ROOT / "tests", os.environ.get("PYTHONPATH", ""))
     home = {"CODL_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH + RUN, str(first_soc.save(tmp_path / "soc.yaml")), library],
-        env={**os.environ, **home, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    home["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    soc = first_soc.save(tmp_path / "soc.yaml")
+    done = command_line.python(WATCH + RUN, soc, library, env=home)
     statuses, seen, modules = json.loads(done.stdout)
     assert statuses == ["ok"]
     assert LIBRARY_PACKAGES[library] in modules

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import hiding
 from support.executables import small_network, small_plan
 from support.whole_way import QUICK
 
@@ -38,17 +39,6 @@ from codl.targets.pure import msgspec as pure
 from codl.targets.remote import RemoteTarget
 
 OP = parse("fc in=1x40x1x1 oc=5")
-#: Python reads it when it starts, in the agent and in the processes that the agent starts.
-BLOCKER = """
-import sys
-
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Nowhere())
-"""
 Without = Callable[[str], RemoteTarget]
 
 
@@ -58,7 +48,8 @@ def without(first_soc: Soc, tmp_path: Path) -> Iterator[Without]:
     with ExitStack() as stack:
 
         def lacking(package: str) -> RemoteTarget:
-            (tmp_path / "sitecustomize.py").write_text(BLOCKER.format(package))
+            # Python reads it when it starts, in the agent and in the processes that that starts.
+            (tmp_path / "sitecustomize.py").write_text(hiding([package]))
             paths = ":".join([str(tmp_path), *filter(None, sys.path)])
             command = ("env", f"PYTHONPATH={paths}", *COMMAND)
             return stack.enter_context(closing(RemoteTarget("bare", command, first_soc)))
