@@ -18,6 +18,7 @@ from support import command_line
 from support import common_checks as common
 from support.devices import here
 from support.plans import make_plan
+from support.references import evaluate
 from support.whole_way import QUICK
 
 import codl
@@ -153,9 +154,7 @@ def test_its_kernels_compute_its_reference(folder: Path, soc: Soc, ratio: float)
     subprocess.run([sys.executable, "make_model.py"], cwd=folder, check=True)
     codl.load_plugin(folder / PLUGIN)
     network, x = load_network(str(folder / "lrn.onnx")), np.load(folder / "x.npz")["x"]
-    expected = x.astype(np.float64)
-    for layer in network.layers:
-        expected = layer.op.reference([expected], layer.weights)
+    expected = evaluate(network, {"x": x})["y"]
     plan = make_plan(network, soc, [(len(network.layers), "H", ratio)])
     with Engine(network, plan, here(soc)) as engine:
         check(engine.executable)

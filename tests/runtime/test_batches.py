@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.devices import here
 from support.kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
 from support.kernel_runs import cut as cut_region
-from support.plans import make_plan
+from support.plans import legal, make_plan
 from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.some import some
@@ -96,18 +96,6 @@ def case(images: int) -> tuple[Network, Array, dict[str, Array]]:
     return converted(proto, "residual"), x, by_onnx_runtime(proto, {"image": x})
 
 
-def able(network: Network, cuts: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
-    """One processor alone where an op of a chain cannot be cut as is wanted."""
-    layers, made = list(network.layers), []
-    for length, dim, ratio in cuts:
-        taken, layers = layers[:length], layers[length:]
-        legal = all(dim in layer.op.dims for layer in taken)
-        if dim == "OC":
-            legal = legal and all(layer.op.carries_channels for layer in taken[1:])
-        made.append((length, dim, ratio if legal else round(ratio)))
-    return made
-
-
 CUTS = st.lists(
     st.tuples(
         st.integers(1, 5),
@@ -125,7 +113,7 @@ def test_any_plan_of_a_batch_gives_the_same_outputs(
     images: int, cuts: list[tuple[int, str, float]], sharing: str, first_soc: Soc
 ) -> None:
     network, x, expected = case(images)
-    plan = make_plan(network, first_soc, able(network, cuts), sharing)
+    plan = make_plan(network, first_soc, legal(network, cuts), sharing)
     with Engine(network, plan, here(first_soc)) as engine:
         for _ in range(2):  # the second run reuses everything
             outputs = engine({"image": x})

@@ -49,6 +49,7 @@ from codl.kernels import registry
 from codl.machine import cache
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
+from codl.plan.build_plan import default_plan
 from codl.targets.base import Target
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
@@ -206,12 +207,10 @@ def test_a_variant_that_failed_is_not_tried_again(
     text = source(tmp_path, "kernel void another(__global float *x) { x[0] = 0; }")
     spoilt: Any = Failing(text)
     with_variants(monkeypatch, spoilt)
-    chains = tuple(
-        Chain((x.name,), "H", 1.0, {x.name: {"gpu": "gpu_failing"}}) for x in small.layers
-    )
-    plan = make_plan(small, first_soc, [])
+    failing = {layer.name: "gpu_failing" for layer in small.layers}
+    plan = default_plan(small, first_soc, "gpu", variants=failing, chained=False)
     with pytest.warns(CodlWarning, match="not in gpu_failing"):
-        engine = write(small, replace(plan, chains=chains), here(first_soc), tmp_path / "a.codl")
+        engine = write(small, plan, here(first_soc), tmp_path / "a.codl")
     inputs = random_inputs(small)
     expected = outputs(engine, inputs)
     with warnings.catch_warnings():

@@ -15,16 +15,16 @@ from msgspec import structs
 from support.devices import here
 from support.executables import small_network, small_plan
 from support.plans import row
-from support.references import converted
+from support.references import converted, evaluate
 from support.variants import Failing, source, with_variants
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Network, parse
+from codl.ir import Network, parse
 from codl.ir.constants import Constants
 from codl.ir.executable import Executable
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, ScratchArg
@@ -125,17 +125,9 @@ def network() -> Network:
 
 def plan_of(network: Network, soc: Soc, first: str, second: str = "gpu_direct") -> Plan:
     """Everything on the GPU, in variants by name."""
-    chains = [
-        Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": name}})
-        for layer, name in zip(network.layers, (first, second), strict=True)
-    ]
-    return Plan(network.name, network.digest, soc.name, "t", "none", "gather", None, tuple(chains))
-
-
-def expected(network: Network, x: Array) -> Array:
-    for layer in network.layers:
-        x = layer.op.reference([x], layer.weights).astype(np.float32)
-    return x
+    names = [layer.name for layer in network.layers]
+    variants = dict(zip(names, (first, second), strict=True))
+    return default_plan(network, soc, "gpu", variants=variants, chained=False)
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
@@ -154,7 +146,8 @@ def test_what_fails_is_got_around(
     assert fallback.instead != "gpu_failing"
     for text in FAILURES[failure]:
         assert text in fallback.reason
-    np.testing.assert_allclose(y, expected(network, x), rtol=1e-3, atol=1e-3)
+    (expected,) = evaluate(network, {"image": x}).values()
+    np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_where_nothing_works_every_reason_is_given(
@@ -301,8 +294,7 @@ def test_an_engine_runs_another_variant_in_its_place(first_soc: LocalSoc) -> Non
     network = converted(b)
     (layer,) = network.layers
     names = [variant.name for variant in registry.variants(layer.op, "gpu", first_soc)]
-    chains = (Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": names[0]}}),)
-    plan = Plan(network.name, network.digest, first_soc.name, "t", "none", "gather", None, chains)
+    plan = default_plan(network, first_soc, "gpu", variants={layer.name: names[0]})
     target = here(first_soc)
     VariantBlocklist(target.device.programs.identity).note(
         f"conv2d {names[0]}", TEXT, is_wrong=True

@@ -21,23 +21,7 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS
 from codl.jobs.interleaved import compare, load
 from codl.kernels import registry
-
-
-def plan_of(network: Network, soc: Soc, chains: list[Chain]) -> Plan:
-    return Plan(
-        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
-    )
-
-
-def one_side(network: Network, soc: Soc, gpu_ratio: float) -> Plan:
-    """Every layer in its default variant on one side, or on the other where that has none."""
-    chains = []
-    for layer in network.layers:
-        known = {side: registry.variants(layer.op, side, soc) for side in PROCESSORS}
-        names = {side: variants[0].name for side, variants in known.items() if variants}
-        ratio = gpu_ratio if ("gpu" if gpu_ratio else "cpu") in names else 1 - gpu_ratio
-        chains.append(Chain((layer.name,), "H", ratio, {layer.name: names}))
-    return plan_of(network, soc, chains)
+from codl.plan.build_plan import preferring
 
 
 def loaded(name: str, folder: Path) -> tuple[Network, Any]:
@@ -55,8 +39,8 @@ def test_both_sides_agree_with_onnxruntime(name: str, first_soc: Soc, tmp_path: 
     network, reference = loaded(name, tmp_path)
     for output in reference.outputs.values():
         assert 0.01 < output.std() < 10
-    for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), here(first_soc)) as engine:
+    for side in PROCESSORS:
+        with Engine(network, preferring(network, first_soc, side), here(first_soc)) as engine:
             close = compare(engine(reference.inputs), reference)
         assert close.cosine >= 0.99999
         assert close.max_rel_err <= 1e-4
@@ -76,7 +60,9 @@ def split_everywhere(network: Network, soc: Soc, turn: int) -> Plan:
             if not part.is_empty
         }
         chains.append(Chain((layer.name,), dim, ratio, {layer.name: names}))
-    return plan_of(network, soc, chains)
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -107,6 +93,6 @@ def test_a_batch_norm_that_no_convolution_takes_in_is_one_op(first_soc: Soc) -> 
     assert last.activation.kind == "relu"
     x_value = np.random.default_rng(0).standard_normal((1, 20, 6, 5)).astype(np.float32)
     (expected,) = by_onnx_runtime(proto, {"x": x_value}).values()
-    for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), here(first_soc)) as engine:
+    for side in PROCESSORS:
+        with Engine(network, preferring(network, first_soc, side), here(first_soc)) as engine:
             np.testing.assert_allclose(engine(x_value), expected, atol=1e-5)

@@ -90,10 +90,9 @@ def legal(network: Network, cuts: Sequence[tuple[int, str, float]]) -> list[tupl
     layers, made = list(network.layers), []
     for length, dim, ratio in cuts:
         taken, layers = layers[:length], layers[length:]
-        if dim == "H":
-            able = all("H" in layer.op.dims for layer in taken)
-        else:
-            able = len(taken) == 1 and "OC" in taken[0].op.dims
+        able = all(dim in layer.op.dims for layer in taken)
+        if dim == "OC":
+            able = able and all(layer.op.carries_channels for layer in taken[1:])
         made.append((length, dim, ratio if able else round(ratio)))
     return made
 

@@ -19,7 +19,7 @@ import pytest
 from support.devices import here
 from support.executables import network_of, numbers
 from support.plans import image, make_plan, row
-from support.references import converted
+from support.references import converted, evaluate
 from support.some import some
 
 from codl.engine.engine import Engine
@@ -361,13 +361,8 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 
 @pytest.fixture
-def expected(first_soc: LocalSoc) -> np.ndarray:
-    layers = NETWORK.layers
-    values = {"x": INPUT}
-    for layer in layers:
-        inputs = [values[name] for name in layer.inputs]
-        values[layer.output] = layer.op.reference(inputs, layer.weights).astype(np.float32)
-    return values[layers[-1].output]
+def expected() -> np.ndarray:
+    return evaluate(NETWORK, {"x": INPUT})["y"]
 
 
 @pytest.mark.parametrize(
