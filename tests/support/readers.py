@@ -40,6 +40,7 @@ from codl.jobs.bundle.archive import (
 )
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
+from codl.machine import placement
 from codl.machine.placement import Placement
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
@@ -306,6 +307,7 @@ models:
     winograd: 2
     obfuscate: 0
 """
+PLACEMENT = "cpu_cores: [0, 1]\ngpu_cores: []\nicd: none\ncpu_threads: 1\n"
 MAPPING = """
 unit: us
 latencies: [{column: t, processor: gpu}]
@@ -527,6 +529,11 @@ READERS: Mapping[str, Make] = {
     "models": _models,
     "deployments": _deployments,
     "SoCs": _text("soc.yaml", SOC.to_yaml(), socs.read),
+    "placements": _text(
+        "soc.local.yaml",
+        PLACEMENT,
+        lambda path: placement.read(SOC, path.with_name("soc.yaml"), is_here=False),
+    ),
     "mappings": _text("map.yaml", MAPPING, lambda path: load_mapping(path, "x")),
     "plans": _plans,
     "results": _results,
