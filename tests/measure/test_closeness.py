@@ -1,14 +1,26 @@
-"""How close outputs are: figures that stay finite, counts of what is no number, and classes."""
+"""How close outputs are, and checks of kernel variants by it: which ops they meet, what is wrong."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import onnx
 import pytest
+from support.simulated import SOC
 
 from codl.errors import DeviceError
 from codl.jobs.interleaved import ReferenceRun, compare
-from codl.measure.closeness import agreement, closeness, is_right, worst
+from codl.kernels import registry
+from codl.machine.placement import LocalSoc, Placement
+from codl.measure.budget import Budget
+from codl.measure.check_variants import (
+    CheckTask,
+    check_all,
+    check_tasks,
+)
+from codl.measure.closeness import agreement, closeness, difference, is_right, worst
 
 
 def test_an_output_of_another_size_is_wrong() -> None:
@@ -101,3 +113,43 @@ def test_equal_outputs_are_as_close_as_can_be() -> None:
         assert (found.cosine, found.max_rel_err) == (pytest.approx(1.0), 0.0)
         assert found.is_finite
         assert found.largest == found.largest_expected == np.abs(x).max()
+
+
+IMAGES = ("buffer", "image2d")
+
+
+def with_gpu(**changes: object) -> LocalSoc:
+    gpu = replace(SOC.gpu, memory_types=IMAGES, **changes)  # type: ignore[arg-type]
+    return LocalSoc.of(replace(SOC, gpu=gpu), Placement("none", (0,), (1,) * gpu.is_cpu))
+
+
+def test_every_variant_is_met_on_one_device_or_another() -> None:
+    """But those of ops whose text is not all that there is to them."""
+    socs = [with_gpu(type="gpu", vector_width=4, half=True)]
+    socs += [with_gpu(type="cpu", vector_width=width, compute_units=1) for width in (4, 8, 16)]
+    met = {task.name for soc in socs for task in check_tasks(soc)}
+    missing = () if find_spec("openvino") else ("openvino",)
+    assert {*registry.VARIANTS} - met == {
+        name
+        for name, variant in registry.VARIANTS.items()
+        if variant.op_kind == "onnx" or variant.backend in missing
+    }
+
+
+def test_differences_are_of_the_largest_value() -> None:
+    assert difference(np.array([1.0, 2.1]), np.array([1.0, 2.0])) == pytest.approx(0.05)
+    assert difference(np.array([np.nan, 2.0]), np.array([1.0, 2.0])) == float("inf")
+    assert difference(np.zeros(2), np.full(2, 1e-6)) == pytest.approx(1e-3)
+
+
+def test_what_has_no_time_left_is_counted(first_soc: LocalSoc) -> None:
+    from support.devices import here
+
+    seconds = iter(range(100))
+    tasks = check_tasks(first_soc, ["cpu"])[:5]
+    begun: list[CheckTask] = []
+    budget = Budget(8.0, lambda: float(next(seconds)))
+    run = check_all(here(first_soc).device, tasks, checking=begun.append, budget=budget)
+    assert len(run.checked) == len(begun) < 5
+    assert run.left == 5 - len(begun)
+    assert not run.problems()

@@ -1,14 +1,19 @@
-"""What a budget is spent on first, and the ops that are made up beside those of models."""
+"""What a budget is spent on first, made-up ops, and launches, batches and stages for real."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
+from support.whole_way import QUICK
 
-from codl.ir import Op, parse, to_text
+from codl.ir import Activation, Op, parse, to_text
 from codl.ir.records.soc import Soc
+from codl.kernels.tuning import Tuning
+from codl.measure.collector import Collection
+from codl.measure.dataset import SEPARATOR, Dataset
 from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
 from codl.measure.measurement_order import (
     ATTENTION,
@@ -20,10 +25,24 @@ from codl.measure.measurement_order import (
     Tier,
     context_tasks,
     other_tasks,
+    stage_tasks,
     within,
 )
-from codl.measure.tasks import OpTask, SharingTask, Task, make_tasks
+from codl.measure.stages import StageTimer
+from codl.measure.tasks import (
+    DispatchTask,
+    OpTask,
+    SharingTask,
+    SignalTask,
+    StageTask,
+    Task,
+    make_tasks,
+)
+from codl.predict import features
+from codl.predict import training_set as samples
 from codl.predict.active_learning import ActiveLearner
+from codl.runtime.opencl import OpenClDevice
+from codl.targets.base import Target
 
 SHARES = [0.5, 1.0]
 BUDGET_S = 100.0
@@ -119,3 +138,54 @@ def test_similar_ops_are_measured_whole() -> None:
     own = [task for task in added if not isinstance(task, SharingTask)]
     assert {task.op for task in own} == set(similar)
     assert all(task.share == 1 for task in own)
+
+
+OPS = [
+    parse(text)
+    for text in (
+        "conv2d in=1x32x12x12 oc=32 kernel=3x3 pad=1",
+        "pooling in=1x32x12x12 kernel=2 stride=2",
+        "fc in=1x128x1x1 oc=64",
+    )
+]
+
+
+def test_ops_in_context_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
+    dataset, tasks = Dataset.of("test", tmp_path), context_tasks(OPS, target.soc)
+    kinds = {type(task) for task in tasks}
+    assert kinds == {DispatchTask, SignalTask, StageTask}
+    done = Collection(target, dataset, tasks, rounds=QUICK).run()
+    assert (done.left, done.failed) == (0, 0)
+    found, notes = samples.read(dataset)
+    assert not notes
+    by_target = {own.target: own for own in found if own.samples}
+    for name in ("dispatch_gpu", "first_launch_gpu", "event_wait_cpu"):
+        own = by_target[name]
+        assert own.processor == name[-3:]
+        table = features.table("variant", name, own.items, target.soc)
+        assert (table.values >= 0).all()
+    stages = [task for task in tasks if isinstance(task, StageTask)]
+    rows = {row.key: row for row in dataset.table("stage").read()}
+    assert rows.keys() == {task.key for task in stages}
+    for task in stages:
+        row, chain = rows[task.key], [replace(op, activation=Activation()) for op in task.ops]
+        shards = [_ops(text) for text in (row.cpu_ops, row.gpu_ops)]
+        for ops, ratio in zip(shards, (1 - task.gpu_ratio, task.gpu_ratio), strict=True):
+            assert [op.kind for op in ops] == ([op.kind for op in chain] if ratio else [])
+        assert sum(ops[-1].output.elements for ops in shards if ops) == chain[-1].output.elements
+        assert max(row.cpu_ms, row.gpu_ms) == row.latency_ms
+        assert bool(row.cpu_ops) == bool(row.cpu_ms) == bool(row.cpu_calls)
+        assert bool(row.gpu_ops) == bool(row.gpu_ms) == bool(row.gpu_calls)
+        assert ("load" in row.packed and "store" in row.packed) == bool(row.cpu_ops)
+
+
+def _ops(texts: str) -> list[Op]:
+    return [parse(text.partition(" ")[2]) for text in filter(None, texts.split(SEPARATOR))]
+
+
+def test_the_caches_are_emptied_before_every_run_of_a_stage(first_gpu: OpenClDevice) -> None:
+    calls: list[int] = []
+    task = next(one for one in stage_tasks(OPS, first_gpu.soc) if 0 < one.gpu_ratio < 1)
+    timer = StageTimer(task, first_gpu, Tuning(), lambda: calls.append(len(calls)))
+    assert all(seconds > 0 for seconds in timer.sample(3).values())
+    assert calls == [0, 1, 2]
