@@ -1,4 +1,4 @@
-"""How close outputs are, and checks of kernel variants by it: which ops they meet, what is wrong."""
+"""How close outputs are, and kernel variants checked by it: which ops they meet, what is wrong."""
 
 from __future__ import annotations
 
