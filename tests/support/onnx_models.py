@@ -11,14 +11,7 @@ import numpy as np
 import onnx
 import yaml
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-
-CODES = {
-    "float32": TensorProto.FLOAT,
-    "int32": TensorProto.INT32,
-    "int64": TensorProto.INT64,
-    "bool": TensorProto.BOOL,
-}
+from onnx import helper, numpy_helper
 
 
 def model(
@@ -30,7 +23,10 @@ def model(
     opset: int = 17,
 ) -> onnx.ModelProto:
     """A model whose outputs have no declared shapes; inputs and outputs are floats, or `types`."""
-    kinds = {name: CODES[(types or {}).get(name, "float32")] for name in (*inputs, *outputs)}
+    kinds = {
+        name: helper.np_dtype_to_tensor_dtype(np.dtype((types or {}).get(name, "float32")))
+        for name in (*inputs, *outputs)
+    }
     graph = helper.make_graph(
         list(nodes),
         "test",

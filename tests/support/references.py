@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from codl.frontend.convert import convert, network_of, simplify
 from codl.frontend.graph.integer_products import session_options
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
+from support.onnx_models import model
 
 Values = dict[str, NDArray[Any]]
 
@@ -28,13 +29,12 @@ def model_of_values(
     outputs: tuple[str, ...] = ("y",),
 ) -> onnx.ModelProto:
     """A model of inputs like `given`, which may have nodes of `com.microsoft`."""
-    kinds = {name: helper.np_dtype_to_tensor_dtype(v.dtype) for name, v in given.items()}
-    inputs = [helper.make_tensor_value_info(k, kinds[k], v.shape) for k, v in given.items()]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    fixed = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "test", inputs, infos, fixed)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    sizes = {name: value.shape for name, value in given.items()}
+    types = {name: value.dtype.name for name, value in given.items()}
+    proto = model(nodes, sizes, outputs, constants, types, opset)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    proto.ir_version = 10
+    return proto
 
 
 def tensors(network: Network, given: Values) -> Values:
@@ -60,11 +60,11 @@ def evaluate(network: Network, given: Values) -> Values:
     return {name: values[holder].reshape(s) for name, (holder, s) in network.outputs.items()}
 
 
-def converted(model: onnx.ModelProto | ModelBuilder, name: str = "test") -> Network:
+def converted(source: onnx.ModelProto | ModelBuilder, name: str = "test") -> Network:
     """The network of a model, every node of which has an operator."""
-    if isinstance(model, ModelBuilder):
-        model, name = model.build(), model.name
-    return convert(simplify(import_onnx(model, name)))
+    if isinstance(source, ModelBuilder):
+        source, name = source.build(), source.name
+    return convert(simplify(import_onnx(source, name)))
 
 
 def by_onnx_runtime(
