@@ -1,9 +1,12 @@
-"""The script behind docs/results/curve.md, without a device: sizes, common rows, its file."""
+"""GPUs of which few multiprocessors are left: the plugin, and the script behind its curves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import curve_file
@@ -12,11 +15,17 @@ import pytest
 import stage_socs
 
 from codl.errors import CodlError
+from codl.ir import parse
 from codl.ir.environment import Environment
 from codl.ir.records import soc as socs
 from codl.ir.records.results import Digests
+from codl.ir.records.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.machine.placement import LocalSoc, Placement
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
+from codl.registry import rolled_back
+from codl.runtime.drivers import cl_module
+from codl.runtime.opencl import OpenClDevice
 
 OP = "conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1"
 
@@ -128,3 +137,52 @@ def test_the_file_grows_by_models_and_goes_on_with_what_failed(tmp_path: Path) -
     first, second = result.evaluations
     assert set(first.digests.models) == {"testnet", "other"}
     assert [own.environment.driver for own in (first, second)] == ["7.1", "7.2"]
+
+
+class NoCompanion:
+    """Counts the starts of a companion that occupies nothing."""
+
+    starts = 0
+
+    def __init__(self, context: object, left: int) -> None:
+        assert left == 3
+
+    def start(self) -> None:
+        type(self).starts += 1
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    for name in ("Buffer", "Image"):  # `Kept` replaces them for the whole process
+        monkeypatch.setattr(cl_module(), name, getattr(cl_module(), name))
+    with rolled_back(always=True):
+        device = pytest.importorskip("codl_stage.device")
+        monkeypatch.setattr(device, "Companion", NoCompanion)
+        yield pytest.importorskip("codl_stage.target")
+
+
+def test_rows_are_measured_beside_the_companion(first_soc: Soc, plugin: ModuleType) -> None:
+    op = parse("conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1")
+    with closing(plugin.StageTarget("stage:3", first_soc)) as target:
+        rows, _ = target.bench(op, Tuning())
+        assert type(target.device).__name__ == "StageDevice"
+    assert rows
+    assert NoCompanion.starts > 0
+
+
+def test_memory_without_users_is_released(plugin: ModuleType, first_gpu: OpenClDevice) -> None:
+    cl = cl_module()
+    kept = pytest.importorskip("codl_stage.kept").Kept()
+    used = cl.Buffer(first_gpu.context, cl.mem_flags.READ_WRITE, 64)
+    unused = cl.Buffer(first_gpu.context, cl.mem_flags.READ_WRITE, 64)
+    assert isinstance(unused, cl.MemoryObject)
+    del unused
+    assert len(kept) == 2
+    kept.release()
+    assert len(kept) == 1
+    assert used.size == 64
+    del used
+    kept.release()
+    assert len(kept) == 0
