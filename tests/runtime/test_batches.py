@@ -14,15 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import here
-from support.kernel_runs import (
-    assert_close,
-    operands,
-    reference,
-    run_cpu,
-    run_gpu,
-    variants_for_gpus,
-)
-from support.kernel_runs import cut as cut_region
+from support.kernel_runs import Case, variants_for_gpus
 from support.plans import legal, make_plan
 from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
@@ -90,15 +82,11 @@ def test_all_images_in_one_launch(
     monkeypatch.setattr("codl.kernels.conv2d.gpu_gemm.SCRATCH_BYTES", 300_000)
     op = parse(text)
     part = Region.whole(op.output)._replace(images=Span(first, first + count))
-    inputs, weights = operands(op)
-    expected = cut_region(reference(op, inputs, weights), part)
+    tested = Case.of(op)
     for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
         choices = variant.choices(op.restrict(part), as_gpu.soc)
         for choice in (choices[0], max(choices, key=lambda each: each.get("splits", 0))):
-            got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
-            assert_close(variant, op.restrict(part), got, expected)
-            for rest in Region.whole(op.output).minus(part):
-                assert (cut_region(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+            tested.on_gpu(variant, as_gpu, part, choice)
 
 
 @cache
@@ -301,13 +289,9 @@ def test_an_error_ends_all_lanes_and_is_raised(wrong: int, wide: LocalSoc) -> No
 )
 def test_a_batch_side_by_side_is_what_the_reference_computes(text: str, wide: LocalSoc) -> None:
     op = parse(text)
-    inputs, weights = operands(op)
     part = Region.whole(op.output)._replace(images=Span(1, 5))
-    expected = cut_region(reference(op, inputs, weights), part)
     for variant in some(registry.variants(op.restrict(part), "cpu", wide)):
-        got = run_cpu(variant, op, part, inputs, weights, wide)
-        assert_close(variant, op.restrict(part), got, expected)
-        assert np.isfinite(got).all()
+        Case.of(op).on_cpu(variant, wide, part)
 
 
 @pytest.mark.parametrize("elements", [100, WORTH_SHARING // 4])

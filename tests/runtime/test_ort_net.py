@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from onnx import TensorProto
 from support.devices import here
-from support.kernel_runs import CANARY, around_on_cpu, cut, operands, reference
+from support.kernel_runs import Case, operands
 from support.onnx_models import model, node
 from support.plans import make_plan
 from support.random_ops import movements, norms, ops, products, reductions, softmaxes
@@ -22,7 +21,7 @@ from support.some import some
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, DeviceError, MissingPackageError
-from codl.ir import Array, Op, Region, Span, parse, split, to_text
+from codl.ir import Array, Op, Region, Span, parse, split
 from codl.ir.executable import NcnnNet, OnnxNet, OpenVinoNet, RunNet
 from codl.ir.network import Layer, Network
 from codl.ir.onnx_node import stand_in
@@ -46,23 +45,8 @@ SOME = settings(max_examples=60, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())
 
 
-def run(op: Op, part: Region, inputs: list[Array], weights: Any, soc: Soc) -> Array:
-    """A region of an op's output, computed among arrays of the whole tensors."""
-    variant = registry.find(op, "cpu_ort")
-    around = around_on_cpu(variant, op, part, inputs, weights, soc)
-    for rest in Region.whole(op.output).minus(part):
-        assert (cut(around, rest) == CANARY).all(), f"{to_text(op)} wrote outside {part}"
-    return cut(around, part)
-
-
 def check(op: Op, part: Region, soc: Soc, inputs: list[Array] | None = None) -> None:
-    own, weights = operands(op)
-    inputs = inputs or own
-    expected: NDArray[np.float64] = reference(op, inputs, weights)
-    expected = expected[part.slices]
-    got = run(op, part, inputs, weights, soc)
-    largest = max(float(np.abs(expected).max()), 1e-3)
-    assert np.abs(got - expected).max() / largest <= 1e-4, to_text(op)
+    Case.of(op, inputs=inputs).on_cpu(registry.find(op, "cpu_ort"), soc, part)
 
 
 def refused(op: Op, soc: Soc) -> bool:

@@ -178,8 +178,9 @@ class Case:
     expected: NDArray[np.float64]
 
     @classmethod
-    def of(cls, op: Op, seed: int = 0) -> Case:
-        inputs, weights = operands(op, seed)
+    def of(cls, op: Op, seed: int = 0, inputs: Sequence[Array] | None = None) -> Case:
+        own, weights = operands(op, seed)
+        inputs = inputs or own
         return cls(op, inputs, weights, reference(op, inputs, weights))
 
     @property
@@ -195,9 +196,9 @@ class Case:
         return max(1.0, float(np.abs(before).max() / np.abs(self.expected).max()))
 
     def on_cpu(self, variant: Any, soc: Soc, part: Region) -> None:
-        """A part of the output is right."""
-        got = run_cpu(variant, self.op, part, self.inputs, self.weights, soc)
-        assert_close(variant, self.op.restrict(part), got, cut(self.expected, part))
+        """A part of the output is right, and nothing beside it is touched."""
+        around = around_on_cpu(variant, self.op, part, self.inputs, self.weights, soc)
+        self._check(variant, part, cut(around, part), around)
 
     def on_gpu(
         self, variant: Any, gpu: OpenClDevice, part: Region | None = None, choice: Any = None
@@ -205,6 +206,9 @@ class Case:
         """A part of the output, or all, is right, and nothing beside it is touched."""
         part = part or self.whole
         got, around = run_gpu(variant, self.op, part, self.inputs, self.weights, gpu, choice)
+        self._check(variant, part, got, around)
+
+    def _check(self, variant: Any, part: Region, got: Array, around: Array) -> None:
         expected = cut(self.expected, part)
         assert_close(variant, self.op.restrict(part), got, expected, self.clipped)
         for rest in self.whole.minus(part):
