@@ -33,7 +33,7 @@ def check(
     proto: onnx.ModelProto, values: Values, soc: Soc, sides: Sequence[str] = ("cpu", "gpu", "turns")
 ) -> Network:
     """Run on both processors against ONNX Runtime on the whole model."""
-    expected = by_onnx_runtime(proto, values)
+    expected = by_onnx_runtime(proto, values, as_it_is=True)
     network = network_of(import_onnx(proto, "test"))
     for side in sides:
         with Engine(network, one_by_one(network, soc, side), here(soc)) as engine:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from codl.frontend.convert import convert, network_of, simplify
-from codl.frontend.graph.integer_products import session_options
+from codl.frontend.graph.integer_products import reference_session, session_options
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from support.onnx_models import model
@@ -71,10 +72,11 @@ def by_onnx_runtime(
     proto: onnx.ModelProto, given: Mapping[str, Any], *, as_it_is: bool = False
 ) -> Values:
     """A model's outputs by ONNX Runtime, which may not rewrite it `as_it_is`."""
-    options = session_options(1)
     if as_it_is:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        session = reference_session(Model(proto, {}), 1)
+    else:
+        content = proto.SerializeToString()
+        session = ort.InferenceSession(content, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(given)), strict=True))
 
