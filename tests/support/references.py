@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
 from codl.frontend.convert import convert, network_of, simplify
-from codl.frontend.graph.integer_products import reference_session, session_options
+from codl.frontend.graph.integer_products import reference_session
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.weights import Model
 from codl.frontend.models.builder import ModelBuilder
@@ -72,11 +71,7 @@ def by_onnx_runtime(
     proto: onnx.ModelProto, given: Mapping[str, Any], *, as_it_is: bool = False
 ) -> Values:
     """A model's outputs by ONNX Runtime, which may not rewrite it `as_it_is`."""
-    if as_it_is:
-        session = reference_session(Model(proto, {}), 1)
-    else:
-        content = proto.SerializeToString()
-        session = ort.InferenceSession(content, session_options(1), ["CPUExecutionProvider"])
+    session = reference_session(Model(proto, {}), 1, optimised=not as_it_is)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(given)), strict=True))
 
