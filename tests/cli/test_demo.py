@@ -117,7 +117,7 @@ def test_what_is_interrupted_says_how_to_go_on(
             sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     done = command_line.run(tmp_path, "demo", "--measure", "-o", "codl-demo/a.html")
     assert done.code == 130
     assert "Interrupted" in done.stderr

@@ -89,9 +89,11 @@ def test_a_long_axis_takes_little_memory(first_soc: Soc) -> None:
     op = parse("resize in=1x2x1x30000 size=1x90001 mode=linear")
     x = np.random.default_rng(0).random(op.inputs[0], np.float32)
     tracemalloc.start()
-    for variant in registry.variants(op, "cpu", first_soc):
-        got = run_cpu(variant, op, Region.whole(op.output), [x], {}, first_soc)
-        np.testing.assert_allclose(got, op.reference([x.astype(np.float64)], {}), atol=1e-6)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        for variant in registry.variants(op, "cpu", first_soc):
+            got = run_cpu(variant, op, Region.whole(op.output), [x], {}, first_soc)
+            np.testing.assert_allclose(got, op.reference([x.astype(np.float64)], {}), atol=1e-6)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert peak < 1e8
