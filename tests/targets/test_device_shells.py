@@ -258,7 +258,6 @@ def test_an_agent_that_has_no_room_to_unpack_says_so(tmp_path: Path) -> None:
 
 #: A Python of this machine that sees no packages, as on a device that has none.
 BARE = [sys.executable, "-S"]
-PI = DevicePython("3.11.2", "aarch64", "glibc 2.36", "cpython")
 
 
 @pytest.mark.parametrize(
