@@ -22,7 +22,7 @@ What graphs had no part of once, and the form that has it now (`--forms` takes s
 
 What they still have no part of: models above 40,000 elements a tensor, loops, functions, sequences
 and strings, training, decoders with states, graphs of thousands of nodes
-(tests/frontend/test_long_graphs.py), nodes that draw numbers (tests/engine/test_chance.py).
+(tests/frontend/test_long_graphs.py), nodes that draw numbers (tests/engine/test_nonfinite.py).
 """
 
 from __future__ import annotations

@@ -1,22 +1,27 @@
-"""NaN and infinities that a network makes of ordinary numbers, in each library and on the GPU."""
+"""NaN, infinities and random numbers that a network makes, in each library and on the GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from numpy.typing import NDArray
+from onnx import helper
 from support.devices import here
 from support.libraries import INSTALLED, preferred
 from support.onnx_models import floats, model, node
+from support.references import model_of_values
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import load_network
+from codl.frontend.convert import load_network, network_of
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.types import Processor
 from codl.machine.placement import LocalSoc
-from codl.plan.build_plan import preferring
+from codl.plan.build_plan import default_plan, preferring
 
 READERS = {
     "sigmoid": node("Sigmoid", "l", "y"),
@@ -92,3 +97,36 @@ def test_what_is_always_finite_is_left_to_every_library(
     onnx.save(saved, tmp_path / "finite.onnx")
     network = load_network(str(tmp_path / "finite.onnx"))
     assert not any(layer.op.nonfinite for layer in network.layers)
+
+
+KINDS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
+
+
+def _drawn(kind: str, x: str, name: str) -> Any:
+    if kind == "Bernoulli":
+        return helper.make_node(kind, ["half"], [name])
+    if kind.endswith("Like"):
+        return helper.make_node(kind, [x], [name])
+    return helper.make_node(kind, [], [name], shape=[2, 40])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_nodes_draw_other_numbers(kind: str, first_soc: LocalSoc) -> None:
+    nodes = [helper.make_node("Add", ["x", "halves"], ["half"])]
+    for i in range(3):
+        nodes.append(_drawn(kind, "x", f"r{i}"))
+        nodes.append(helper.make_node("Tanh", [f"r{i}"], [f"t{i}"]))  # groups lie apart
+    x = {"x": np.zeros((2, 40), np.float32)}
+    fixed = {"halves": np.float32(0.5)}
+    outputs = ("t0", "t1", "t2")
+    proto = model_of_values(nodes, x, fixed, outputs=outputs)
+    drawn: list[NDArray[Any]] = []
+    network = network_of(import_onnx(proto, "test"))
+    plan = default_plan(network, first_soc, "cpu", chained=False)
+    with Engine(network, plan, here(first_soc)) as engine:
+        for _ in range(2):
+            drawn += [np.array(value) for value in engine(x).values()]
+    for i, one in enumerate(drawn):
+        assert one.std() > 0.1
+        for other in drawn[:i]:
+            assert not np.array_equal(one, other)

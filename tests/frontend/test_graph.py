@@ -10,46 +10,39 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models
+from support.references import converted
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
-from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.onnx_file import load_onnx
-from codl.ir import Network, to_text
+from codl.ir import to_text
 from codl.jobs.options import read_shapes
-
-
-def network_of(proto: onnx.ModelProto) -> Network:
-    return convert(simplify(import_onnx(proto, "test")))
 
 
 def one_node(
     node: onnx.NodeProto, shape: list[int | str], **constants: np.ndarray
 ) -> onnx.ModelProto:
     """A model of one node over an input `x`."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)]
-    fixed = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph([node], "one", inputs, outputs, fixed)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_models.model([node], {"x": shape}, node.output[:1], constants)
 
 
 def test_a_symbolic_batch_becomes_one_and_other_sizes_must_be_fixed() -> None:
     weight = np.ones((4, 3, 1, 1), np.float32)
     node = helper.make_node("Conv", ["x", "w"], ["y"])
-    network = network_of(one_node(node, ["batch", 3, 8, 8], w=weight))
+    network = converted(one_node(node, ["batch", 3, 8, 8], w=weight))
     assert network.inputs["x"] == (1, 3, 8, 8)
     with pytest.raises(UnsupportedError, match=r"'x' has the shape 1x3xheightx8"):
-        network_of(one_node(node, [1, 3, "height", 8], w=weight))
+        converted(one_node(node, [1, 3, "height", 8], w=weight))
 
 
 def test_ceil_mode_becomes_padding() -> None:
     node = helper.make_node(
         "MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1
     )
-    (layer,) = network_of(one_node(node, [1, 4, 7, 7])).layers
+    (layer,) = converted(one_node(node, [1, 4, 7, 7])).layers
     assert to_text(layer.op) == "pooling in=1x4x7x7 kernel=2x2 stride=2x2 pad=0,0,1,1"
 
 
@@ -59,14 +52,10 @@ def test_what_onnx_runtime_loads_but_does_not_optimise_needs_no_shape_of_outputs
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("Clip", ["r", "a", "b"], ["y"]),
     ]
-    infos = [
-        helper.make_tensor_value_info(n, TensorProto.DOUBLE, s)
-        for n, s in (("x", [2, 3]), ("y", None))
-    ]
-    fixed = [numpy_helper.from_array(np.array(v), n) for n, v in (("a", 0.1), ("b", 0.7))]
-    graph = helper.make_graph(nodes, "doubles", infos[:1], infos[1:], fixed)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    network = network_of(proto)
+    constants = {"a": np.array(0.1), "b": np.array(0.7)}
+    types = {"x": "float64", "y": "float64"}
+    proto = onnx_models.model(nodes, {"x": [2, 3]}, ["y"], constants, types)
+    network = converted(proto)
     assert network.outputs["y"][1] == (2, 3)
 
 
@@ -75,7 +64,7 @@ def test_an_unknown_operator_is_named_with_its_node() -> None:
     with pytest.raises(
         UnsupportedError, match=r"The node 'head' \(Hardmax\): codl has no operator"
     ):
-        network_of(one_node(node, [1, 8, 4, 4]))
+        converted(one_node(node, [1, 8, 4, 4]))
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -159,7 +148,7 @@ def test_denormal_weights_of_products_are_zero() -> None:
     weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
     weights[0] *= np.float32(1e-39)
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
-    (layer,) = network_of(one_node(conv, [1, 3, 8, 8], w=weights)).layers
+    (layer,) = converted(one_node(conv, [1, 3, 8, 8], w=weights)).layers
     kept = layer.weights["weight"].reshape(4, -1)
     assert not kept[0].any()
     np.testing.assert_array_equal(kept[1:], weights[1:].reshape(3, -1))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
-from support.onnx_models import floats
+from support.onnx_models import floats, node_of
 from support.references import check, model_of_values
 
 from codl.ir import Network
@@ -20,12 +19,6 @@ SHAPE = (2, 5, 8)
 
 def scalars(**values: float) -> Values:
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
-
-
-def node(text: str, **attributes: object) -> onnx.NodeProto:
-    """Such as `y = Add x z`."""
-    output, _, kind, *inputs = text.split()
-    return helper.make_node(kind, inputs, [output], **attributes)
 
 
 def kinds(network: Network) -> list[str]:
@@ -45,11 +38,11 @@ ROOTS = {
 @pytest.mark.parametrize("opset", [17, 18])
 def test_rms_norms(root: str, square: str, end: str, opset: int) -> None:
     given, constants = {"x": floats(*SHAPE)}, scalars(two=2, one=1, e=1e-3) | {"g": floats(8)}
-    mean = node("m = ReduceMean s", axes=[-1])
+    mean = node_of("m = ReduceMean s", axes=[-1])
     if opset == 18:
-        mean, constants["axes"] = node("m = ReduceMean s axes"), np.array([-1])
+        mean, constants["axes"] = node_of("m = ReduceMean s axes"), np.array([-1])
     texts = ["a = Add e m", "r = Sqrt a", *ROOTS[root], end]
-    nodes = [node(square), mean, *map(node, texts)]
+    nodes = [node_of(square), mean, *map(node_of, texts)]
     network = check(model_of_values(nodes, given, constants, opset), given)
     assert kinds(network) == ["norm"]
 
@@ -59,12 +52,12 @@ def test_layer_norms(bias: bool) -> None:
     given = {"x": floats(*SHAPE)}
     constants = scalars(two=2, e=1e-3) | {"g": floats(8), "c": floats(8, seed=1)}
     nodes = [
-        node("u = ReduceMean x", axes=[-1]),
-        node("d = Sub x u"),
-        node("s = Pow d two"),
-        node("m = ReduceMean s", axes=[2]),
-        *map(node, ["a = Add m e", "r = Sqrt a", "n = Div d r"]),
-        *map(node, ["w = Mul n g", "y = Add w c"] if bias else ["y = Mul n g"]),
+        node_of("u = ReduceMean x", axes=[-1]),
+        node_of("d = Sub x u"),
+        node_of("s = Pow d two"),
+        node_of("m = ReduceMean s", axes=[2]),
+        *map(node_of, ["a = Add m e", "r = Sqrt a", "n = Div d r"]),
+        *map(node_of, ["w = Mul n g", "y = Add w c"] if bias else ["y = Mul n g"]),
     ]
     network = check(model_of_values(nodes, given, constants), given)
     assert kinds(network) == ["norm"]
@@ -80,7 +73,7 @@ def test_what_is_no_norm_of_the_last_axis_stays(changed: dict[str, Any]) -> None
     square, _ = changed.get("s", ("s = Mul x x", None))
     mean, axes = changed.get("m", ("m = ReduceMean s", [2]))
     texts = ["a = Add m e", "r = Sqrt a", "n = Div x r", "y = Mul n g"]
-    nodes = [node(square), node(mean, axes=axes), *map(node, texts)]
+    nodes = [node_of(square), node_of(mean, axes=axes), *map(node_of, texts)]
     network = check(model_of_values(nodes, given, constants), given)
     assert kinds(network) != ["norm"]
 
@@ -93,7 +86,12 @@ def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
     given = {"x": floats(*SHAPE) * 3}
     constants = scalars(three=3, half=0.5, one=1, small=0.044715, root=(2 / np.pi) ** 0.5)
     texts = [*cube, "b = Mul p small", "c = Add x b", "d = Mul c root"]
-    nodes = [*map(node, texts), node("f = Tanh d"), node("t = Add f one"), *map(node, end)]
+    nodes = [
+        *map(node_of, texts),
+        node_of("f = Tanh d"),
+        node_of("t = Add f one"),
+        *map(node_of, end),
+    ]
     network = check(model_of_values(nodes, given, constants), given)
     assert [layer.op.activation.kind for layer in network.layers] == ["gelu_tanh"]
 
@@ -102,14 +100,14 @@ def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
 def test_what_is_near_a_gelu_stays(factor: float) -> None:
     given, constants = {"x": floats(*SHAPE) * 3}, scalars(f=factor, half=0.5, one=1)
     texts = ["a = Mul x f", "e = Erf a", "t = Add e one", "p = Mul x t", "y = Mul p half"]
-    network = check(model_of_values([*map(node, texts)], given, constants), given)
+    network = check(model_of_values([*map(node_of, texts)], given, constants), given)
     assert "gelu" not in [layer.op.activation.kind for layer in network.layers]
 
 
 @pytest.mark.parametrize("factor", [1.702, 1.3, 1.0])
 def test_gates(factor: float) -> None:
     given, constants = {"x": floats(*SHAPE) * 3}, scalars(f=factor)
-    nodes = [*map(node, ["a = Mul f x", "g = Sigmoid a", "y = Mul x g"])]
+    nodes = [*map(node_of, ["a = Mul f x", "g = Sigmoid a", "y = Mul x g"])]
     network = check(model_of_values(nodes, given, constants), given)
     wanted = ["silu", "none"] if factor != 1 else ["silu"]
     assert [layer.op.activation.kind for layer in network.layers] == wanted
