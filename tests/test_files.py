@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import command_line
+from support.executables import small_network
 from support.fuzzing import fuzz
 from support.readers import READERS
 from support.simulated import SOC
@@ -23,6 +25,7 @@ from codl.files import BusyError, inside
 from codl.ir import parse, yaml_file
 from codl.jobs.bundle import loading
 from codl.measure.dataset import CsvTable, Dataset, OpRow
+from codl.measure.inputs import read_file, read_npz
 from codl.measure.tasks import read_csv
 from codl_published.mapped_tables import load_mapping
 
@@ -285,3 +288,55 @@ def test_mutated_files_are_read_or_refused(
     count = 10 if name in ("models", "predictors") else 60
     _, refused = fuzz(READERS[name](tmp_path), count, 5)
     assert refused > 0
+
+
+NETWORK = small_network()
+SHAPE = tuple(NETWORK.inputs["x"])
+GOOD = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint8])
+def test_arrays_are_read_as_numpy_does(tmp_path: Path, dtype: type, order: str) -> None:
+    array = np.asarray(GOOD % 200, dtype, order=order)  # type: ignore[call-overload]
+    np.savez(tmp_path / "x.npz", x=array)
+    np.savez_compressed(tmp_path / "packed.npz", x=array)
+    np.save(tmp_path / "x.npy", array)
+    for found in (
+        read_npz(tmp_path / "x.npz", NETWORK)["x"],
+        read_npz(tmp_path / "packed.npz", NETWORK)["x"],
+        read_file(tmp_path / "x.npy", "x", NETWORK),
+    ):
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype == dtype
+
+
+def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, x=GOOD)
+    good = path.read_bytes()
+    bad_sum = bytearray(good)
+    bad_sum[300] ^= 255
+    np.save(tmp_path / "array.npy", GOOD)
+    for content, problem in (
+        (b"", "No data left"),
+        (good[: len(good) // 2], "not a zip file"),
+        (bytes(bad_sum), "Bad CRC-32"),
+        ((tmp_path / "array.npy").read_bytes(), "it is one array"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidFileError, match=f"expected an .npz file .*{problem}"):
+            read_npz(path, NETWORK)
+
+
+def test_names_and_shapes_are_those_of_the_network(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, y=GOOD)
+    with pytest.raises(InvalidFileError, match="its arrays must be x, got y"):
+        read_npz(path, NETWORK)
+    for wrong in (GOOD[:, :1], GOOD[..., :0]):
+        np.savez(path, x=wrong)
+        with pytest.raises(InvalidFileError, match="'x' must be 2x3x9x7, got"):
+            read_npz(path, NETWORK)
+    with pytest.raises(InvalidFileError, match="there is no such file"):
+        read_npz(tmp_path / "none.npz", NETWORK)
