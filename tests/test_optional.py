@@ -17,6 +17,7 @@ from support.references import converted
 
 from codl.errors import BASE, OPTIONAL, PACKAGES, PYTHON
 from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Network
 from codl.ir.records.soc import Soc
 from codl.jobs.bundle.packaging import write
 from codl.measure.inputs import random_inputs
@@ -63,15 +64,19 @@ assert 0 < predictors.latency_ms("conv2d_cpu_gemm", [op])[0] < 100
 """
 
 
+def small() -> Network:
+    b = ModelBuilder("small")
+    b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
+    return converted(b)
+
+
 def base_only(code: str, *arguments: object, ends: int = 0) -> CompletedProcess[str]:
     """Run code where no package of any extra is installed."""
     return python(hiding(EXTRAS) + code, *arguments, ends=ends, cwd=ROOT)
 
 
 def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
-    b = ModelBuilder("small")
-    b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
-    network = converted(b)
+    network = small()
     inputs = random_inputs(network)
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
     with write(network, plan, here(first_soc), tmp_path / "small.codl") as engine:
@@ -148,9 +153,7 @@ def test_commands_that_read_no_model_need_the_command_line_alone(
 
 
 def test_the_command_line_alone_runs_and_shows_a_bundle(first_soc: Soc, tmp_path: Path) -> None:
-    b = ModelBuilder("small")
-    b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
-    network = converted(b)
+    network = small()
     path = tmp_path / "small.codl"
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
     write(network, plan, here(first_soc), path).close()

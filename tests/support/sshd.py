@@ -96,13 +96,6 @@ def serving(folder: Path) -> Iterator[Server]:
         server.stop()
 
 
-@contextmanager
-def running(folder: Path) -> Iterator[tuple[str, str]]:
-    """A server with its files in `folder`: the serial of this machine there, and an ssh command."""
-    with serving(folder) as server:
-        yield server.serial, server.client
-
-
 def _children(pid: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -230,8 +230,9 @@ def test_from_an_empty_board_to_a_run(
     (tmp_path / "sshd").mkdir()
     monkeypatch.setattr(ssh, "FOLDER", str(tmp_path / "board"))
     monkeypatch.setattr(install, "PYTHONS", ((sys.executable,),))
-    with sshd.running(tmp_path / "sshd") as (serial, client):
-        monkeypatch.setenv(ssh.VARIABLE, client)
+    with sshd.serving(tmp_path / "sshd") as server:
+        monkeypatch.setenv(ssh.VARIABLE, server.client)
+        serial = server.serial
         given = ("--soc", NAME, "--serial", serial)
         early = codl("run", MODEL_FILE, *given)  # it finds out that predictors are missing
         assert "codl train" in sentences(early)

@@ -248,8 +248,9 @@ def test_over_a_devices_shell(
     """The program's path, which has spaces, and its arguments arrive as they are."""
     folder = tmp_path / "ssh"
     folder.mkdir()
-    with sshd.running(folder) as (serial, command):
-        monkeypatch.setenv(ssh.VARIABLE, command)
+    with sshd.serving(folder) as server:
+        monkeypatch.setenv(ssh.VARIABLE, server.client)
+        serial = server.serial
         shell = shell_of(serial)
         collector.check_program(shell, program, serial)
         soc, options = collector.soc_of("sdm855"), Options(program=program)
