@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from typer.testing import CliRunner
+from support.whole_way import codl as answer
 
 import codl
-from codl.cli.app import app
 from codl.errors import CodlError, DeviceError, boundary
 from codl.ir.plan import load_plan
 from codl.measure.dataset import Dataset
@@ -25,10 +23,7 @@ TIMES = {"search_ms", "train_s", "seconds", "commit", "created", "environment"}
 
 
 def told(*words: str) -> dict[str, Any]:
-    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    content: dict[str, Any] = json.loads(done.stdout)
-    return {key: value for key, value in content.items() if key not in TIMES}
+    return {key: value for key, value in answer(*words).items() if key not in TIMES}
 
 
 @pytest.fixture

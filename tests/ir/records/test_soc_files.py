@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.simulated import REPLAYED, SOC
+from support.whole_way import codl
 from typer.testing import CliRunner
 
 from codl import files
@@ -147,21 +147,12 @@ def test_bad_files(old: str, new: str, message: str | None) -> None:
         socs.read("y.yaml")
 
 
-def run(*arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    content: dict[str, object] = json.loads(result.stdout)
-    return content
-
-
 def test_commands() -> None:
-    listed = run("soc", "list")["socs"]
-    assert isinstance(listed, list)
-    sources = {one["name"]: one.get("source") for one in listed}
+    sources = {one["name"]: one.get("source") for one in codl("soc", "list")["socs"]}
     assert sources == {**dict.fromkeys(PUBLISHED, "published"), "epyc2": None}
-    shown = run("soc", "show", "kirin990")
+    shown = codl("soc", "show", "kirin990")
     assert shown["source"] == "published"
-    assert "kirin990.yaml" in shown["sources"]["gpu.wave_size"]  # type: ignore[index]
+    assert "kirin990.yaml" in shown["sources"]["gpu.wave_size"]
     result = CliRunner().invoke(app, ["search", "vgg16", "--soc", "sdm888"])
     assert result.exit_code == 1
 
