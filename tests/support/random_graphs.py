@@ -153,8 +153,6 @@ def noise(random: np.random.Generator, *, coarse: bool = False) -> Change:
             if node is not None and node.op_type in MEANS:  # a sum is multiplied by 1 / n
                 exact = value == 0
             noisy = np.where(exact, value, value * factors)
-            if coarse:  # values of float32 are kept in float16 here and there
-                noisy = np.where(np.abs(noisy) > MOST_HALF, np.inf * noisy, noisy)
             if coarse or half:
                 least = np.where(exact | (value == 0), 0.0, LEAST_HALF)
                 noisy = noisy + least * random.uniform(-1, 1, value.shape)
