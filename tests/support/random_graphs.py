@@ -31,7 +31,7 @@ FLOATS = (np.float16, np.float32, np.float64)
 OPSETS = (13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 MICROSOFT = "com.microsoft"
 #: Tensors have no more elements than this, and values of common graphs are no larger.
-MOST_ELEMENTS, MOST_VALUE, MOST_HALF = 40_000, 1e6, 1e3
+MOST_ELEMENTS, MOST_VALUE = 40_000, 1e6
 #: Compiled nodes that are kept: graphs run again and again while they are drawn and compared.
 MOST_SESSIONS = 400
 SIZES = (1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 8, 9, 13, 16, 17)
