@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codl.errors import boundary, check_path
+from codl.errors import CodlError, boundary, check_path
 from codl.files import HOME, VERSION
 from codl.registry import load_installed, load_plugin
 
@@ -66,6 +66,7 @@ def load(
 
 
 __all__ = [
+    "CodlError",
     "__version__",
     "collect",
     "compile",

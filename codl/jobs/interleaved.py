@@ -72,7 +72,7 @@ class ReferenceRun:
 def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     from codl.frontend.convert import network_of
-    from codl.frontend.graph.integer_products import session_options
+    from codl.frontend.graph.integer_products import reference_session
     from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
     from codl.frontend.graph.shapes import fix_batch
 
@@ -83,7 +83,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     names, problem = list(network.outputs), None
     for loaded in generations(source.model):
         try:
-            values = loaded.session(session_options()).run(names, inputs)
+            values = reference_session(loaded).run(names, inputs)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             problem = problem or error
             continue

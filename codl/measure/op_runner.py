@@ -204,7 +204,7 @@ def _openvino_runs(executable: Executable, net: OnnxNet, soc: LocalSoc) -> list[
 
 
 def _onnx_runtime_runs(executable: Executable, net: OnnxNet, soc: LocalSoc) -> list[list[Step]]:
-    from codl.runtime.onnx_nets import goes_in_blocks, make_session  # a device may have ncnn alone
+    from codl.runtime.onnx_nets import level_of, make_session  # a device may have ncnn alone
 
     model, weights = _content(executable, net)
     with TemporaryDirectory(prefix="codl-profile-", ignore_cleanup_errors=True) as folder:
@@ -213,7 +213,7 @@ def _onnx_runtime_runs(executable: Executable, net: OnnxNet, soc: LocalSoc) -> l
             soc,
             [net.label],
             weights=weights,
-            in_blocks=goes_in_blocks(net),
+            level=level_of(net),
             profile=str(Path(folder, "run")),
         )
         binding, arrays = session.io_binding(), []

@@ -30,6 +30,10 @@ from codl.runtime.memory import dense
 
 #: Fewest elements in a matrix's row for use without rearrangement: whole pages of memory.
 LONG_ROW = 4096
+LEVELS = ort.GraphOptimizationLevel
+#: Types of ONNX nodes that contain graphs, and that make or read quantised tensors.
+WITH_GRAPHS = {"If", "Loop", "Scan"}
+QUANTISED = {"QuantizeLinear", "DequantizeLinear"}
 
 
 class _FixedNet:
@@ -97,7 +101,7 @@ class OnnxSession(_FixedNet):
             [layer.name for layer in net.layers],
             weights=weights,
             in_place=bool(in_place),
-            in_blocks=goes_in_blocks(net),
+            level=level_of(net),
         )
         # The session counts no references to NumPy's memory.
         self._weights = in_place
@@ -164,21 +168,19 @@ def make_session(
     *,
     weights: Arrays | None = None,
     in_place: bool = False,
-    in_blocks: bool = False,
+    level: ort.GraphOptimizationLevel = LEVELS.ORT_ENABLE_EXTENDED,
     profile: str = "",
 ) -> ort.InferenceSession:
     """A session whose threads do not spin between runs.
 
     `weights` are initializers with elements outside the model; with `in_place` they are read in
-    place during the session's life, otherwise copied. With `in_blocks` convolutions and poolings
-    are computed in blocks of channels. With `profile`, a prefix of file names, kernels are timed.
+    place during the session's life, otherwise copied. With `profile`, a prefix of file names,
+    kernels are timed.
     Raises `DeviceError` with the layers of a model that does not load.
     """
     names, external = ", ".join(layers), weights or {}
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    levels = ort.GraphOptimizationLevel
-    level = levels.ORT_ENABLE_ALL if in_blocks else levels.ORT_ENABLE_EXTENDED
     options.graph_optimization_level = level
     # Threads have the cores of the thread that makes the session.
     options.intra_op_num_threads = soc.placement.threads
@@ -205,18 +207,22 @@ def make_session(
         raise DeviceError(f"ONNX Runtime cannot load the model of {names}: {error}") from error
 
 
-def goes_in_blocks(net: OnnxNet) -> bool:
-    """Whether ONNX Runtime may compute a net in blocks of channels, which is usually faster.
+def level_of(net: OnnxNet) -> ort.GraphOptimizationLevel:
+    """The highest level at which ONNX Runtime computes a net right.
 
-    In blocks, its average poolings with dilated windows count padding wrong. An embedded ONNX model
-    may contain them, so it is excluded.
+    At the highest, convolutions and poolings are computed in blocks of channels, which is usually
+    faster, and average poolings with dilated windows count padding wrong. An embedded ONNX model
+    may contain them. ONNX Runtime 1.32 crashes when it optimises a quantised tensor that an inner
+    graph reads.
     """
-
-    def is_right(op: Op) -> bool:
-        is_dilated = isinstance(op, Pool2d) and op.count_pad and op.dilation != (1, 1)
-        return not is_dilated and not isinstance(op, OnnxModel)
-
-    return all(is_right(parse(layer.op)) for layer in net.layers)
+    ops = [parse(layer.op) for layer in net.layers]
+    embedded = [set(op.nodes.split("+")) for op in ops if isinstance(op, OnnxModel)]
+    if any(nodes & WITH_GRAPHS and nodes & QUANTISED for nodes in embedded):
+        return LEVELS.ORT_DISABLE_ALL
+    dilated = [op for op in ops if isinstance(op, Pool2d) and op.dilation != (1, 1)]
+    if embedded or any(op.count_pad for op in dilated):
+        return LEVELS.ORT_ENABLE_EXTENDED
+    return LEVELS.ORT_ENABLE_ALL
 
 
 TELEMETRY = "openvino_telemetry"

@@ -214,6 +214,37 @@ def test_two_pairs_of_rounding_each_round(first_soc: Soc) -> None:
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("read", ["d", "z"])
+def test_a_branch_that_quantises_a_dequantised_tensor(read: str, first_soc: Soc) -> None:
+    """ONNX Runtime 1.32 kills the process if it optimises this model, or a part with the branch."""
+    scales = [numpy_helper.from_array(np.float32(scale), f"s{scale}") for scale in (1, 2)]
+    branches = [
+        helper.make_graph(
+            [node("QuantizeLinear", f"{read} s{scale} point", name)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.UINT8, [4, 4])],
+            [scales[scale - 1]],
+        )
+        for name, scale in (("then", 1), ("else", 2))
+    ]
+    nodes = [
+        node("QuantizeLinear", "x scale point", "q"),
+        node("DequantizeLinear", "q scale point", "d"),
+        node("Transpose", "d", "z", perm=[0, 1]),
+        node("QuantizeLinear", "d s1 point", "other"),
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Greater", "s zero", "c"),
+        helper.make_node("If", ["c"], ["b"], then_branch=branches[0], else_branch=branches[1]),
+        node("DequantizeLinear", "b s1 point", "y"),
+        node("DequantizeLinear", "other s1 point", "o"),
+    ]
+    constants = {"zero": np.float32(0), "scale": np.float32(0.02), "s1": np.float32(1)}
+    constants |= {"point": np.uint8(128)}
+    proto = model(nodes, {"x": [4, 4]}, ["y", "z", "o"], constants)
+    check(proto, {"x": floats(4, 4)}, first_soc)
+
+
 def test_a_branch_that_reads_a_weight_twice(first_soc: Soc) -> None:
     """Some versions of ONNX Runtime write the weight twice into the model that they optimise."""
     weight = numpy_helper.from_array(floats(4, 4), "w")

@@ -34,6 +34,7 @@ from codl.targets.base import Target
 from support.random_forms import saved, written
 from support.random_graphs import (
     FLOATS,
+    MOST_HALF,
     Dropped,
     Form,
     RandomGraph,
@@ -100,6 +101,8 @@ class Reference:
             raise Dropped(f"ONNX Runtime: {error}") from error
         self.outputs: Values = dict(zip(graph.outputs, results, strict=True))
         self._clean = run_nodes(graph)
+        if half and any(map(_exceeds_half, self._clean.values())):
+            raise Dropped("a value beyond float16")
         self._spread = {n: np.zeros(v.shape) for n, v in self.outputs.items()}
         self._jumps = {n: np.zeros(v.shape, bool) for n, v in self.outputs.items()}
         self._smeared = self._smears(run_nodes(graph, smear))
@@ -195,6 +198,13 @@ class Reference:
 def _differs(x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_] | bool:
     """Where they do; all not-a-numbers are alike."""
     return (x != y) & ~((x != x) & (y != y)) if x.shape == y.shape else True
+
+
+def _exceeds_half(values: NDArray[Any]) -> bool:
+    """Whether a finite float is an infinity in float16."""
+    if values.dtype not in FLOATS:
+        return False
+    return bool((np.isfinite(values) & (np.abs(values) > MOST_HALF)).any())
 
 
 def _inputs(session: Any) -> set[str]:

@@ -60,7 +60,8 @@ MERGING = "CommonSubexpressionElimination"
 #: Optimiser that reshapes a product's input to ONNX's inferred sizes, which the runtime's may not
 #: match.
 FLATTENING = "MatMulAddFusion"
-#: Optimiser that quantises a MaxPool's input, so that equal values give other indices.
+#: Optimiser that quantises a MaxPool's input, so that equal values give other indices. ONNX
+#: Runtime 1.32 crashes in it if an inner graph reads a dequantised tensor.
 PROPAGATING = "QDQPropagationTransformer"
 #: Random nodes.
 CHANCE = (
@@ -162,7 +163,8 @@ class Model:
 
     def _wrong_optimisers(self) -> list[str]:
         """Optimisers that would change this model's results."""
-        nodes, outputs = self.proto.graph.node, [info.name for info in self.proto.graph.output]
+        nodes = [node for graph in all_graphs(self.proto.graph) for node in graph.node]
+        outputs = [info.name for info in self.proto.graph.output]
         reads = Counter([*outputs, *(name for node in nodes for name in node.input)])
         quantises = any(node.op_type == "QuantizeLinear" for node in nodes)
         moved = [node for node in nodes if node.op_type == "Transpose" and quantises]
@@ -171,7 +173,8 @@ class Model:
             wrong.append(TRANSPOSING)
         if any(node.op_type in CHANCE for node in nodes):
             wrong.append(MERGING)
-        if quantises and any(node.op_type == "MaxPool" and len(node.output) > 1 for node in nodes):
+        indexed = [n for n in nodes if n.op_type == "MaxPool" and len(n.output) > 1]
+        if quantises and (indexed or any(list(graphs_of(node)) for node in nodes)):
             wrong.append(PROPAGATING)
         if any(map(is_doubtful, nodes)):
             wrong.append(FLATTENING)
@@ -200,7 +203,7 @@ class Model:
         makers: dict[str, str] = {}
         others = {info.name for info in (*graph.input, *graph.output)}
         for node in graph.node:
-            if any(item.type in (item.GRAPH, item.GRAPHS) for item in node.attribute):
+            if list(graphs_of(node)):
                 return []
             is_norm = node.op_type == "BatchNormalization"
             if is_norm and makers.get(node.input[0]) not in CONVOLUTIONS:

@@ -57,6 +57,7 @@ class OnnxModel(NdOp):
 
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         for key, value in EXACT.items():
             options.add_session_config_entry(key, value)
         session = ort.InferenceSession(self.model, options, ["CPUExecutionProvider"])
