@@ -34,9 +34,8 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import Rounds
 
-#: Reason of a collection's end: no task left, a limit (time, samples) reached, accuracy settled, or
-#: a low battery.
-Stopped = Literal["done", "budget", "samples", "settled", "battery"]
+#: Reason of a collection's end: no task left, a limit (time, samples) reached, or a low battery.
+Stopped = Literal["done", "budget", "samples", "battery"]
 #: Least remaining time for a batch, as a share of a batch's time.
 SHORTEST = 0.3
 #: Most repeats of a disturbed task.
@@ -83,10 +82,7 @@ class Chooser(Protocol):
     """Interface of task selection, called before every batch with all rows on disk."""
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """The `missing` tasks in order; none if further rows would not improve accuracy.
-
-        `seconds` is the time since the collection began.
-        """
+        """The `missing` tasks in order; `seconds` is the time since the collection began."""
         ...
 
 
@@ -117,9 +113,9 @@ class Collected:
 class Collection:
     """Measures tasks on a device, in a new run of the dataset.
 
-    The collection ends when all `tasks` are measured, after `budget_s` seconds or `samples` tasks,
-    or when the `chooser` returns none. Kernels use the choices of `tuning`. The clock of `cooling`
-    is the collection's. `environment` is recorded with the run.
+    The collection ends when all `tasks` are measured, or after `budget_s` seconds or `samples`
+    tasks. The `chooser` orders the tasks. Kernels use the choices of `tuning`. The clock of
+    `cooling` is the collection's. `environment` is recorded with the run.
 
     The rows of a batch are on disk before the next begins. A task that crashes two processes is a
     failed row. A device that is lost after it has measured is tried again for `PATIENCE_S` seconds.
@@ -200,9 +196,7 @@ class Collection:
             self._reason = low_battery(now)
             if self._reason:
                 return "battery"
-            tasks = self._chosen()
-            if not tasks:
-                return "settled"
+            tasks = self._ordered()
             if self._has_time():
                 self._cooling.wait(now, self._budget.left_s)
             if not self._has_time():
@@ -303,8 +297,8 @@ class Collection:
     def _has_time(self) -> bool:
         return self._budget.left_s > 0 and self._budget.left_s >= SHORTEST * self.rounds.span_s
 
-    def _chosen(self) -> Sequence[Task]:
-        """The missing tasks in order; none if the chooser has enough."""
+    def _ordered(self) -> Sequence[Task]:
+        """The missing tasks in order."""
         if self.chooser is None:
             return self._missing
         chosen = self.chooser.choose(self._missing, self._budget.spent_s)

@@ -180,19 +180,6 @@ class SignalRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRow(Row):
-    """A batch of `images` of a one-image op; `single_ms` is the latency of one image."""
-
-    op: str
-    variant: str
-    processor: str
-    images: int
-    single_ms: float = 0.0
-
-    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant", "images")
-
-
-@dataclass(frozen=True, kw_only=True)
 class StageRow(Row):
     """A stage of a small network, run after another stage: the latencies of its shards.
 
@@ -341,10 +328,9 @@ ROW_TYPES: dict[str, type[Row]] = {
     "first_launch": SignalRow,
     "event_wait": SignalRow,
     "stage": StageRow,
-    "batch": BatchRow,
 }
 #: Obsolete tables of earlier versions, which are ignored; muLayer's had copies of other rows.
-FORMER_TABLES = re.compile("cold|contention|flag_wait|mulayer_.*")
+FORMER_TABLES = re.compile("batch|cold|contention|flag_wait|mulayer_.*")
 
 
 @dataclass(frozen=True)

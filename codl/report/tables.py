@@ -426,7 +426,6 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
-    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 
