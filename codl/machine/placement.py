@@ -47,8 +47,8 @@ class Placement:
 
     `icd` names the driver as in `codl devices` (a wheel, or the system's ICD file). The threads of
     all CPU libraries run on `cpu_cores`, of which the first are neighbours. `cpu_threads` is their
-    number, 0 for one per core. Fewer threads than cores move among all cores, unless `cpu_pinned`,
-    measured as faster, gives them as many cores as threads. `gpu_cores` are the host cores of a CPU
+    number, 0 for one per core. Fewer threads than cores move among all cores, unless `cpu_pinned`
+    gives them as many cores as threads. `gpu_cores` are the host cores of a CPU
     device. `performance` and `priority` are of `HINTS`. Engines keep the `limits`, kernel
     measurements do not.
     """
@@ -339,12 +339,14 @@ def place(device: ProbedDevice, cpu: CpuFacts, cpu_threads: int | None = None) -
     """Place both sides on a machine with `device`.
 
     Beside a GPU, the CPU side by default has a thread per fast core of one NUMA node, as threads
-    wait for the slowest. A CPU device gets the slower or farther half of the cores. Raises
-    `DeviceError` for a CPU device with one core, and `CodlError` for more threads than cores.
+    wait for the slowest; more threads get all cores. A CPU device gets the slower or farther half
+    of the cores. Raises `DeviceError` for a CPU device with one core, and `CodlError` for more
+    threads than cores.
     """
     cores = cpu.cores
     if device.type == "gpu":
-        usual, free = Placement(device.icd, cores[: cpu.near or None]), cores
+        usual = Placement(device.icd, cores[: cpu.near or None])
+        free = usual.cpu_cores if cpu_threads in range(1, usual.threads + 1) else cores
     elif len(cores) < 2:
         raise DeviceError(
             f"The OpenCL device {device.name!r} is a CPU, and of the cores only "

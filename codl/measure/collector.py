@@ -22,7 +22,7 @@ from codl.kernels.tuning import Tuning
 from codl.machine.placement import require_local
 from codl.measure.budget import GRACE_S, Budget, Progress, no_progress
 from codl.measure.cool_down import CoolDown, low_battery
-from codl.measure.dataset import AnchorRow, Dataset, Row
+from codl.measure.dataset import Dataset, Row
 from codl.measure.drift import Anchors, by_processor, calibration
 from codl.measure.tasks import (
     NEVER_AGAIN,
@@ -137,7 +137,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         self._cooling = self.cooling or CoolDown(self.target.conditions)
-        self._anchors, self._batches = Anchors(), 0
+        self._anchors = Anchors()
         #: Disturbances of each task, and rows of disturbed tasks, written if they are not repeated.
         self._again: dict[Task, int] = {}
         self._held: dict[Task, Row] = {}
@@ -320,10 +320,7 @@ class Collection:
                 rows.append((task, row))
         if result.measurements:
             self._has_measured, self._away_since = True, None
-        if result.anchors:
-            self._batches += 1
-            self._anchors.add(result.anchors)
-            self._writer.write_anchors(result.anchors, self._batches)
+        self._anchors.add(result.anchors)
         self._writer.write(rows + self._crashed(result))
         self._calibrate_run()
         self._missing = sorted(filter(self._writer.lacks, self._missing), key=self._tries)
@@ -372,7 +369,6 @@ class RowWriter:
         tables = self.dataset.tables()
         for table in tables.values():
             table.repair()
-        self.dataset.anchors().repair()
         self._done = {name: _done(table.read()) for name, table in tables.items()}
 
     def lacks(self, task: Task) -> bool:
@@ -391,9 +387,6 @@ class RowWriter:
         for name, rows in new.items():
             self.dataset.table(name).append(*rows)
             self.rows += len(rows)
-
-    def write_anchors(self, rows: Sequence[AnchorRow], batch: int) -> None:
-        self.dataset.anchors().append(*(replace(row, batch=batch) for row in rows))
 
 
 def _done(rows: Sequence[Row]) -> set[Any]:

@@ -145,17 +145,6 @@ class SharingRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnchorRow(Row):
-    """An op repeated in every `batch` (from 1) of a run to track speed; no training data."""
-
-    op: str
-    processor: str
-    batch: int
-
-    key_fields: ClassVar[tuple[str, ...]] = ("run", "batch", "op", "processor")
-
-
-@dataclass(frozen=True, kw_only=True)
 class DispatchRow(Row):
     """`count` tiny kernels, timed from enqueueing to their end."""
 
@@ -361,10 +350,6 @@ class Dataset:
 
     def sharing(self) -> CsvTable[SharingRow]:
         return CsvTable(self.folder / "t_data_sharing.csv", SharingRow)
-
-    def anchors(self) -> CsvTable[AnchorRow]:
-        """The table of anchors, which is not among the training `tables`."""
-        return CsvTable(self.folder / "anchors.csv", AnchorRow)
 
     def table(self, name: str) -> CsvTable[Any]:
         """The table of a name, which may have no file yet, with its row type."""

@@ -158,14 +158,6 @@ class Target:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
 
-    def observe_cores(self) -> dict[str, list[int]]:
-        """The cores on which each side's threads were observed, by side."""
-        return self.ask(requests.Facts("busy_cores"))
-
-    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
-        """Ratios of latency on all `cores` to latency on the CPU side's own, measured in turns."""
-        return self.ask(requests.UnpinnedRatios(tuple(cores)))
-
     def clocks_mhz(self) -> dict[str, float]:
         """Current clock in MHz of each core of the SoC, if the system reports it."""
         return self.ask(requests.Facts("clocks_mhz"))
@@ -211,7 +203,7 @@ class Target:
         try:
             anchors, conditions = self.ask(Measure(sent), arriving.on_event)
             try:
-                check_anchors(anchors, batch.run)
+                check_anchors(anchors)
             except FrameError as error:
                 raise self._refuse(str(error)) from error
         except AgentLostError as error:

@@ -101,10 +101,6 @@ class LocalTarget(Target):
                 return _import_package(name)
             case requests.Open(offer):
                 return self._open(offer).programs.identity
-            case requests.UnpinnedRatios(cores):
-                from codl.measure.facts import unpinned_ratios
-
-                return unpinned_ratios(self.soc, cores)
         return self._answer_measuring(request, emit)
 
     def _fact(self, name: requests.FactName) -> object:
@@ -127,10 +123,6 @@ class LocalTarget(Target):
                 return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
                 return self._machine.read()
-            case "busy_cores":
-                from codl.measure.facts import observe_cores
-
-                return observe_cores(self._open())
         raise self._unsupported(f"read {name!r}")
 
     def _answer_measuring(self, request: Request[Any], emit: EventHandler) -> object:

@@ -42,7 +42,7 @@ class TargetInfo:
 
 
 FactName: TypeAlias = Literal[
-    "machine", "examination", "libraries", "clocks_mhz", "conditions", "busy_cores", "seconds"
+    "machine", "examination", "libraries", "clocks_mhz", "conditions", "seconds"
 ]
 #: Types of facts by name; "seconds" is the time spent on requests, by request name.
 FACT_TYPES: Mapping[FactName, Any] = {
@@ -51,7 +51,6 @@ FACT_TYPES: Mapping[FactName, Any] = {
     "libraries": dict[str, str],
     "clocks_mhz": dict[str, float],
     "conditions": Conditions,
-    "busy_cores": dict[str, list[int]],
     "seconds": dict[str, float],
 }
 
@@ -84,13 +83,6 @@ class ImportPackage(Request[float]):
 
     name: str
     limit_s = 120.0
-
-
-@dataclass(frozen=True)
-class UnpinnedRatios(Request[tuple[float, ...]]):
-    """Compare the CPU side's threads on all of `cores` with its threads on its own, in turns."""
-
-    cores: tuple[int, ...]
 
 
 # Models and peers, identified by handle in the agent.
