@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl import files
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
@@ -78,12 +78,9 @@ class MeasuringTarget(Protocol):
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-class Chooser(Protocol):
-    """Interface of task selection, called before every batch with all rows on disk."""
-
-    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """The `missing` tasks in order; `seconds` is the time since the collection began."""
-        ...
+#: Order of missing tasks, called before every batch with all rows on disk and the seconds since
+#: the collection began.
+Chooser: TypeAlias = Callable[[Sequence[Task], float], Sequence[Task]]
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,8 @@ class Collection:
         self._budget = Budget(self.budget_s, self._cooling.clock)
         with files.locked(self.dataset.folder):
             self._origin = _origin(self.target, self.rounds)
-            self._open_manifest(resume=self.resume)
+            self._source = self._origin.get("source", "measured")
+            open_manifest(self.dataset, self.target.soc, self._source, resume=self.resume)
             self._writer = RowWriter(self.dataset)
             missing = [task for task in self.tasks if self._writer.lacks(task)]
             self._missing = missing[: self.samples]
@@ -226,13 +224,10 @@ class Collection:
             self._begin_run(clock_mhz, now)
         return now
 
-    def _open_manifest(self, *, resume: bool) -> dict[str, Any]:
-        source = self._origin.get("source", "measured")
-        return open_manifest(self.dataset, self.target.soc, source, resume=resume)
-
     def _begin_run(self, clock_mhz: Mapping[str, float], now: Conditions) -> None:
         """Add a run to the manifest; raises `MismatchError` for another environment than before."""
-        manifest, soc, environment = self._open_manifest(resume=True), self.target.soc, None
+        soc, environment = self.target.soc, None
+        manifest = open_manifest(self.dataset, soc, self._source, resume=True)
         if self.environment is not None:
             environment = replace(self.environment, protocol=self._origin.get("protocol", {}))
             _check_alike(self.dataset, manifest["runs"], environment)
@@ -301,7 +296,7 @@ class Collection:
         """The missing tasks in order."""
         if self.chooser is None:
             return self._missing
-        chosen = self.chooser.choose(self._missing, self._budget.spent_s)
+        chosen = self.chooser(self._missing, self._budget.spent_s)
         return sorted(chosen, key=self._tries)
 
     def _record(self, result: BatchResult) -> None:

@@ -68,11 +68,10 @@ class ColdStart:
 
 
 class Started(Protocol):
-    """A running peer library, with its threads, their cores in a first run, and its outputs."""
+    """A running peer library, with its threads, its mean busy cores, and its outputs."""
 
     name: str
     version: str
-    observed_cores: tuple[int, ...]
     busy_cores: float
 
     @property

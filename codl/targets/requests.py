@@ -153,11 +153,10 @@ class Binaries(Request[tuple[Binary, ...]]):
 
 @dataclass(frozen=True)
 class StartedPeer:
-    """Handle of a peer, its version, and the cores observed in a first run."""
+    """Handle of a peer, its version, and the mean number of busy cores in a first run."""
 
     handle: int
     version: str
-    observed_cores: tuple[int, ...]
     busy_cores: float
 
 
@@ -202,8 +201,8 @@ class BecomePeer(Request[str]):
 
 
 @dataclass(frozen=True)
-class FeedPeer(Request[tuple[tuple[int, ...], float]]):
-    """Set the peer's inputs and run it for a while; the answer is its cores and mean busy count."""
+class FeedPeer(Request[float]):
+    """Set the peer's inputs and run it for a while; the answer is its mean busy cores."""
 
     inputs: Arrays
     limit_s = 300.0

@@ -121,7 +121,7 @@ _RAN = (*_LOADED, answered(Run, _OUTPUTS))
 #: What is answered as it should be before a question, so that it is asked too.
 BEFORE: Mapping[Any, Sequence[tuple[Any, Sequence[bytes]]]] = {
     Facts("machine"): [answered(Probe, (ProbeResult("none", (DEVICE,)),))],
-    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", (0,), 1.0))],
+    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", 1.0))],
     Run: _LOADED,
     **dict.fromkeys((Profile, Binaries, Time), _RAN),
 }

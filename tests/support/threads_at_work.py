@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
@@ -21,7 +22,6 @@ from codl.kernels import registry
 from codl.lower import pieces
 from codl.machine import threads
 from codl.machine.placement import LocalSoc, Placement
-from codl.machine.threads import CoreObserver
 from codl.runtime.handles import CpuNet
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session, host_session
@@ -30,6 +30,8 @@ from support.simulated import SOC
 #: How long a net is watched at least; at most, while fewer threads work than the placement says,
 #: since other programs may have their cores; and the seconds that a thread that counts has worked.
 WATCHED_S, MOST_S, LEAST_S = 0.6, 20.0, 0.018
+#: Seconds between two observations of the threads' cores.
+EACH_S = 0.005
 
 
 def seen_at_work(variant: str, *placements: Placement, facts: int) -> tuple[int, set[int]]:
@@ -74,6 +76,65 @@ def watch(variant: str, soc: LocalSoc) -> tuple[int, list[int]]:
     return len(workers), sorted(observer.cores)
 
 
+class CoreObserver:
+    """Counts the cores on which threads of this process work, and records these threads.
+
+    Each `sample` counts threads that have used processor time since the previous one.
+    """
+
+    def __init__(self, *, ignore: Iterable[int] = ()) -> None:
+        self._ignore = set(ignore)
+        self._ticks = {thread: ticks for thread, ticks, _ in self._look()}
+        self.cores: Counter[int] = Counter()
+        self.threads: set[int] = set()
+
+    def ignore(self, thread: int) -> None:
+        """Exclude a thread, such as the sampling one."""
+        self._ignore.add(thread)
+
+    def sample(self) -> None:
+        for thread, ticks, core in self._look():
+            if ticks > self._ticks.get(thread, 0):
+                self.cores[core] += 1
+                self.threads.add(thread)
+            self._ticks[thread] = ticks
+
+    def _look(self) -> Iterator[tuple[int, int, int]]:
+        """Thread id, nanoseconds of processor time, and last core of each thread."""
+        for thread in threads.thread_ids() - self._ignore:
+            try:
+                stat = (threads.TASKS / str(thread) / "stat").read_text()
+                used = (threads.TASKS / str(thread) / "schedstat").read_text().split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            # Fields are counted after the name, which may contain spaces and brackets.
+            after = stat[stat.rindex(")") + 2 :].split()
+            yield thread, int(used), int(after[36])
+
+
+def observed_cores(
+    work: Callable[[], object], seconds: float, *, ignore: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """Repeat `work` for `seconds`; returns the cores on which threads of this process worked."""
+    is_over, observer = threading.Event(), CoreObserver(ignore=ignore)
+
+    def watch() -> None:
+        observer.ignore(threading.get_native_id())
+        while not is_over.wait(EACH_S):
+            observer.sample()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        begin = perf_counter()
+        while perf_counter() - begin < seconds:
+            work()
+    finally:
+        is_over.set()
+        watcher.join()
+    return tuple(sorted(observer.cores))
+
+
 def busy_net(variant: str, soc: LocalSoc) -> Session:
     """A convolution of about a millisecond on the CPU side."""
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
@@ -88,7 +149,7 @@ def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
         of_gpu = _observe_gpu(gpu)
         others = gpu.worker_threads | threads.others_threads() - {threading.get_native_id()}
         net = busy_net("cpu_gemm", gpu.soc)
-        of_cpu = threads.observed_cores(net.run, WATCHED_S, ignore=others)
+        of_cpu = observed_cores(net.run, WATCHED_S, ignore=others)
     return {"cpu": [*of_cpu], "gpu": of_gpu}
 
 
