@@ -37,14 +37,14 @@ from codl.measure import FOLDER as FOLDER
 RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]
 RowT = TypeVar("RowT", bound="Row")
-
-
 #: Separator of ops in the text of a chain.
 SEPARATOR = "; "
 #: Bytes read at a time.
 CHUNK = 1 << 20
 #: Largest valid latency: a day.
 MOST_MS = 24 * 3600 * 1000.0
+#: Columns with the conditions of a batch.
+CONDITIONS = ("temperature_c", "cpu_mhz", "gpu_mhz", "battery_percent", "throttled")
 #: Required keys of a manifest, and their types.
 MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
@@ -79,13 +79,7 @@ class Row:
     #: Columns with lists of ops or moves, which may be long.
     list_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns missing in older files, where their defaults apply.
-    later_fields: ClassVar[tuple[str, ...]] = (
-        "temperature_c",
-        "cpu_mhz",
-        "gpu_mhz",
-        "battery_percent",
-        "throttled",
-    )
+    later_fields: ClassVar[tuple[str, ...]] = CONDITIONS
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -94,14 +88,8 @@ class Row:
 
     def under(self: RowT, conditions: Conditions) -> RowT:
         """A copy of the row with the columns of these conditions."""
-        return replace(
-            self,
-            temperature_c=conditions.temperature_c,
-            cpu_mhz=conditions.cpu_mhz,
-            gpu_mhz=conditions.gpu_mhz,
-            battery_percent=conditions.battery_percent,
-            throttled=" ".join(conditions.throttled),
-        )
+        values = {name: getattr(conditions, name) for name in CONDITIONS}
+        return replace(self, **values | {"throttled": " ".join(conditions.throttled)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,13 +221,12 @@ class Target:
         tuning: Tuning,
         *,
         keep: Callable[[Tuned], object],
-        searching: Callable[[TuneTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> TuneRun:
         """Search tunings for tasks without a complete result in `tuning`; `keep` gets each result.
 
-        `searching` receives each task at its start. A task that crashes the process is a failure.
+        A task that crashes the process is a failure.
         """
         from codl.measure.budget import GRACE_S, Budget
         from codl.measure.tuner import Failure, TuneRun, done_before
@@ -249,11 +248,9 @@ class Target:
                     progress(done, total, budget.to_go_s(done, total))
                     return
                 task = left.event(kind, missing, index)
-                if result is None:
-                    searching(task)
-                elif result.key != task.key:
-                    raise FrameError(f"it sent a result of {result.key} for {task.key}")
-                else:
+                if result is not None:
+                    if result.key != task.key:
+                        raise FrameError(f"it sent a result of {result.key} for {task.key}")
                     results.append(result)
                     keep(result)
 
@@ -287,15 +284,10 @@ class Target:
         self,
         tasks: Sequence[CheckTask],
         *,
-        keep: Callable[[VariantCheck], object] = lambda checked: None,
-        checking: Callable[[CheckTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        """Check kernel variants against the NumPy references; a crash is a problem of its task.
-
-        `checking` receives each task at its start, `keep` its result.
-        """
+        """Check kernel variants against the NumPy references; a crash is a problem of its task."""
         from codl.measure.budget import Budget
         from codl.measure.check_variants import CheckRun, VariantCheck
         from codl.targets.kernel_requests import Check, Remaining
@@ -304,16 +296,13 @@ class Target:
 
         def kept(checked: VariantCheck) -> None:
             run.checked.append(checked)
-            keep(checked)
             done = len(run.checked)
             progress(done, len(tasks), budget.to_go_s(done, len(tasks)))
 
         def ask(missing: tuple[CheckTask, ...]) -> None:
             def on_event(kind: EventKind, index: int, problem: str | None) -> None:
                 task = left.event(kind, missing, index)
-                if problem is None:
-                    checking(task)
-                else:
+                if problem is not None:
                     kept(VariantCheck(task, problem))
 
             self.ask(Check(missing, budget.share().seconds), on_event)
