@@ -209,7 +209,7 @@ def _measured(
                 resume=job.resume,
                 budget_s=agenda.time_s,
                 samples=job.samples,
-                chooser=agenda.learner and agenda.learner.choose,
+                chooser=agenda.learner.choose if agenda.learner else None,
                 progress=update,
                 cooling=target.cooling(job.cool_down_s, job.hot_c, job.reporter.note),
                 environment=environment,

@@ -158,8 +158,11 @@ def tune(
         raise MismatchError(gpu.mismatch)
     before, budget = {result.key: result.trials for result in begun}, budget or Budget()
     failures: dict[int, Failure] = {}
-    shared = budget.shared(tasks, lambda done, total, left_s: emit("progress", done, None))
-    for index, (task, share) in enumerate(shared):
+
+    def progress(done: int, total: int, left_s: float) -> None:
+        emit("progress", done, None)
+
+    for index, (task, share) in enumerate(budget.shared(tasks, progress)):
         emit("begin", index, None)
         outcome = Search(gpu, task, share, before.get(task.key, ())).run()
         if isinstance(outcome, Tuned):

@@ -1,6 +1,6 @@
 """Requests to an agent about its process, its machine, and its models and peers.
 
-`codl.targets.measuring` and `codl.targets.measuring` have the requests that measure.
+`codl.targets.measuring` and `codl.targets.kernel_requests` have the requests that measure.
 """
 
 from __future__ import annotations
