@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from codl.machine.placement import ProbeResult
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
-    from codl.measure.cool_down import CoolDown
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
@@ -164,15 +163,6 @@ class Target:
     def conditions(self) -> Conditions:
         """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
-
-    def cooling(self, longest_s: float, hot_c: float, note: Callable[[str], object]) -> CoolDown:
-        """A `CoolDown` that waits at most `longest_s` at a time while a processor has `hot_c` °C.
-
-        `note` receives a line per wait.
-        """
-        from codl.measure.cool_down import CoolDown
-
-        return CoolDown(self.conditions, note, hot_c=hot_c, longest_s=longest_s)
 
     def examine(self) -> Examination:
         """Installed software and settings of the machine; loads no driver, imports no package."""
