@@ -133,9 +133,9 @@ def show_soc(out: Output, name: SocArgument) -> None:
 
 
 def detect_soc(job: DetectSoc, out: JsonOutput) -> None:
-    """The CPU side gets the fast physical cores of one NUMA node; with --threads N, N of them that
-    share a cache where possible. Without a GPU the cores are divided between the CPU side and an
-    OpenCL runtime for CPUs.
+    """The CPU side gets the fast physical cores of one NUMA node; with --threads N it has N threads
+    on them, or on all cores if N is more. Without a GPU the cores are divided between the CPU side
+    and an OpenCL runtime for CPUs.
 
     With several memory types `codl collect` measures kernels over each. --element is the stored
     type without --precision: float16 is half_storage. docs/reference/soc.md lists the keys.
