@@ -34,10 +34,9 @@ GROUPS = {
     "first_launch": "launches and waits",
     "event_wait": "launches and waits",
     "flag_wait": "launches and waits",
-    "batch": "batches",
 }
 #: Targets of muLayer's, of whole kinds of op; and of datasets that are no longer measured.
-LEFT_OUT = ("mulayer_", "cold_", "contention_")
+LEFT_OUT = ("batch_", "mulayer_", "cold_", "contention_")
 
 
 def accuracy_content(result: TrainResult) -> TextTable:

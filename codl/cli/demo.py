@@ -182,7 +182,7 @@ def _measure(output: Path, limit: Budget, *, keep_s: float) -> None:
         return max(0.0, limit.left_s - keep_s - END_S)
 
     if not (folder / "socs" / f"{HERE}.yaml").is_file():
-        _step(output, left_s(), f"soc detect --name {HERE} --no-measure")
+        _step(output, left_s(), f"soc detect --name {HERE}")
     of, dataset = f"--soc {HERE} --models {MEASURED}", folder / "lat_datasets"
     # A run that goes on measures less, and has more time to compare.
     all_s = left_s() / (2 if (dataset / HERE).is_dir() else 1)

@@ -78,7 +78,7 @@ def validate_plan(job: Validate, out: Output) -> None:
     Without predictors and --plan all ops are checked on the GPU, or with --strategy cpu on the CPU.
 
     If something is wrong, codl searches the smallest change that corrects it (`fallback`): another
-    variant, float32, or the other processor. --write-plan and --write-soc save it. The exit code is
+    variant, float32, or the other processor. --write-plan saves it. The exit code is
     1 if there is none, if --strict forbids it, or if --budget ended before all checks. Without a
     budget the search takes at most two minutes.
 

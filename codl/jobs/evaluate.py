@@ -235,8 +235,8 @@ class Evaluate(PlanningJob):
             how = profiling(target, not self.no_profile)
             context = replace(context, target=target, profiling=how)
             run = EvalRun.of(replace(asked, limits=limits_of(described)), context)
-            cooling = target.cooling(self.cool_down_s, self.hot_c, self.reporter.note)
-            run.run(cooling, budget)
+            note = self.reporter.note
+            run.run(CoolDown(target.conditions, note, self.hot_c, self.cool_down_s), budget)
         try:
             run.remember()
         except CodlError as error:  # what was measured is worth more

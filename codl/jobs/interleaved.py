@@ -344,7 +344,7 @@ def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Refere
         close = compare(peer.outputs(), reference)
     except CodlError as reason:
         return failed_row(model, name, str(reason))
-    run = PeerRun(peer.version, peer.threads, peer.observed_cores, peer.busy_cores)
+    run = PeerRun(peer.version, peer.threads, peer.busy_cores)
     return EvalRow(model, name, cosine=close.cosine, max_rel_err=close.max_rel_err, peer=run)
 
 

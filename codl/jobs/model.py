@@ -128,12 +128,8 @@ class RunOptions:
         placement = soc.placement
         if self.threads is not None:
             placement = placement.with_threads(self.threads)
-        placement = replace(
-            placement,
-            performance=self.gpu_performance or soc.placement.performance,
-            priority=self.gpu_priority or soc.placement.priority,
-            limits=self.limits(soc),
-        )
+        chosen: dict[str, Any] = {kind: hint for kind, hint in hints.items() if hint}
+        placement = replace(placement, **chosen, limits=self.limits(soc))
         if placement.threads != soc.cpu.threads:
             reporter.note(
                 f"Threads of the CPU side: {placement.threads}, on the cores "

@@ -8,7 +8,6 @@ from typing import Any
 
 from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
-from codl.ir.plan import those_of
 from codl.ir.records.soc import Soc
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.base import LIBRARIES, Variant
@@ -122,7 +121,7 @@ def variants(
     replayed SoC has only replayed variants.
     """
     listed = candidates(op.kind, processor, soc, include_unfit=include_unfit)
-    return _accepting(op, listed, soc) if include_unfit else accepting(op, listed, soc)
+    return accepting(op, listed, soc)
 
 
 def candidates(
@@ -153,21 +152,7 @@ def candidates(
 
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
-    """Candidates that accept an op, or the replacements that the SoC file names for wrong ones."""
-    accepted = _accepting(op, candidates, soc)
-    if not soc.fallbacks or not accepted:
-        return accepted
-    processor = accepted[0].processor
-    fallbacks = those_of(soc.fallbacks, op, processor)
-    if not fallbacks:
-        return accepted
-    wrong = {fallback.variant for fallback in fallbacks}
-    right = {fallback.instead for fallback in fallbacks} - wrong
-    by_name = {variant.name: variant for variant in of_kind(op.kind, processor)}
-    return [v for name, v in by_name.items() if name in right and v.refusal(op, soc) is None]
-
-
-def _accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
+    """The variants that accept an op, of the first candidates with some."""
     for preferred in candidates:
         accepted = [variant for variant in preferred if variant.refusal(op, soc) is None]
         if accepted:

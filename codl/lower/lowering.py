@@ -35,7 +35,6 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.network import Network
-from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
@@ -63,32 +62,24 @@ def lower(
     """Lower a plan of a network for a SoC; equal arguments give equal executables everywhere.
 
     `tuning` has the tuned choices of kernels, and `without` the kernels that a device has refused.
-    Raises `MismatchError` where the plan is for another model or SoC, has no variant for a layer,
-    or has a variant that is wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
+    Raises `MismatchError` where the plan is for another model or SoC, or has no variant for a
+    layer, and `NoKernelError` where a layer has no kernel left.
     """
     selector = Selector(soc, tuning, tuple(without))
     partitioned = partition_plan(network, plan, soc)
-    _check_variants(partitioned, soc)
+    _check_variants(partitioned)
     return Lowering(partitioned, selector).run()
 
 
-def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
-    """Raise `MismatchError` with a part without a variant, or with a variant wrong on the SoC."""
-    wrong = {(fallback.op, fallback.processor, fallback.variant) for fallback in soc.fallbacks}
+def _check_variants(partitioned: PartitionedPlan) -> None:
+    """Raise `MismatchError` for a part without a variant."""
     for segment in partitioned.segments:
         for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
             for layer in (part.layer for part in shard.parts):
-                variant = segment.chain.variants.get(layer.name, {}).get(processor)
-                if variant is None:
+                if processor not in segment.chain.variants.get(layer.name, {}):
                     raise MismatchError(
                         f"The plan has no {processor} kernel variant for {layer.name!r}, and the "
                         f"{processor} computes a part of it. `codl search` makes a plan that has."
-                    )
-                if wrong and (to_text(layer.op), processor, variant) in wrong:
-                    raise MismatchError(
-                        f"The plan runs {layer.name!r} in {variant}, and the SoC file of "
-                        f"{soc.name!r} lists this op as wrong in it (fallbacks). `codl search` "
-                        "makes a plan without it."
                     )
 
 

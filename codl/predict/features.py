@@ -2,7 +2,7 @@
 
 A target is a unit of prediction with its own estimator: a kernel variant, such as
 `conv2d_cpu_gemm` or `pooling_gpu_direct_max`; for muLayer an op kind on a processor, such as
-`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches, signals or batches
+`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches or signals
 around ops. `codl.predict.in_network_cost` has the other costs of an op inside a network. Training
 and planning both call `table`.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.ir import Op, Shape, parse, to_text
-from codl.ir.columns import Column, ColumnsByType, FeatureColumns, ceil_div, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.records.soc import Soc
 from codl.ir.types import (
     BLOCKED,
@@ -95,46 +95,11 @@ class EventWait(Gap):
     kind: ClassVar[str] = "event_wait"
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A batch of `images` through an op whose latency for one image is `single_ms`."""
-
-    op: Op
-    single_ms: float
-    images: int
-
-    kind: ClassVar[str] = "batch"
-
-    def __str__(self) -> str:
-        return f"{to_text(self.op)} single_ms={self.single_ms!r} images={self.images}"
-
-    @classmethod
-    def read(cls, text: str) -> Batch:
-        op, *numbers = text.rsplit(" ", 2)
-        single_ms, images = _numbers(" ".join(numbers), "single_ms", "images")
-        return cls(parse(op), single_ms, int(images))
-
-    @staticmethod
-    def columns(items: Sequence[Batch]) -> FeatureColumns:
-        """Columns: latency of one image, and the batch's total latency, bytes and FLOPs."""
-        ops = [item.op for item in items]
-        inputs, weights, output, _ = ColumnsByType(ops).amounts
-        images = np.array([item.images for item in items], np.float64)
-        single_ms = np.array([item.single_ms for item in items])
-        return {
-            "single_ms": single_ms,
-            "all_ms": images * single_ms,
-            "moved_bytes": 4 * images * (inputs + output),
-            "weight_bytes": 4 * weights,
-            "flops": images * np.array([op.flops for op in ops], np.float64),
-        }
-
-
 SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
 #: Classes of context items by kind.
-KINDS: tuple[type[Any], ...] = (Launches, Batch, *SIGNALS.values())
+KINDS: tuple[type[Any], ...] = (Launches, *SIGNALS.values())
 #: Targets in files of earlier versions of codl, ignored on reading.
-FORMER_TARGETS = ("flag_wait_cpu",)
+FORMER_TARGETS = ("batch_cpu", "batch_gpu", "flag_wait_cpu")
 CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
 
 
@@ -155,7 +120,7 @@ def _numbers(text: str, *names: str) -> list[float]:
 #: `flops`: muLayer's features. `variant`: analytical features of a kernel variant.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: Subject of a predicted latency: a part of an op, the shape of a shared region, or a context item.
-Item: TypeAlias = Op | Shape | Launches | Gap | Batch
+Item: TypeAlias = Op | Shape | Launches | Gap
 
 #: Directions of data sharing; `store` unpacks a result of the CPU's net for the other processor.
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -210,7 +175,7 @@ def is_sharing(target: str) -> bool:
 
 
 def kind_of(target: str) -> str | None:
-    """The kind of context item of a target such as `batch_cpu`; None for other targets."""
+    """The kind of context item of a target such as `dispatch_gpu`; None for other targets."""
     kind, _, processor = target.rpartition("_")
     return kind if kind in CONTEXT and processor in PROCESSORS else None
 

@@ -24,7 +24,6 @@ from codl.ir import OP_TYPES, Activation, Op, parse
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.dataset import (
-    BatchRow,
     CsvTable,
     Dataset,
     DispatchRow,
@@ -34,7 +33,7 @@ from codl.measure.dataset import (
 )
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.features import Batch, Item, Launches
+from codl.predict.features import Item, Launches
 
 with explained():
     from scipy.sparse import coo_array
@@ -214,8 +213,7 @@ def _context(dataset: Dataset) -> list[Samples]:
                 processor, item = _context_item(kind, row)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            shapes = (item.op if isinstance(item, Batch) else item,)
-            sample = Sample(item, shapes, row.latency_ms, row.source, row.run)
+            sample = Sample(item, (item,), row.latency_ms, row.source, row.run)
             by_processor.setdefault(processor, []).append(sample)
         targets += [
             Samples(
@@ -230,14 +228,12 @@ def _context(dataset: Dataset) -> list[Samples]:
     return targets
 
 
-def _context_item(kind: str, row: DispatchRow | SignalRow | BatchRow) -> tuple[Processor, Item]:
+def _context_item(kind: str, row: DispatchRow | SignalRow) -> tuple[Processor, Item]:
     """The processor and the item of a row of a kind's table."""
     if isinstance(row, DispatchRow):
         return row.processor, Launches(row.count)  # type: ignore[return-value]
-    if isinstance(row, SignalRow):
-        signal = features.SIGNALS[kind](row.gap_ms)
-        return signal.processor, signal
-    return row.processor, Batch(parse(row.op), row.single_ms, row.images)  # type: ignore[return-value]
+    signal = features.SIGNALS[kind](row.gap_ms)
+    return signal.processor, signal
 
 
 def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:

@@ -89,8 +89,7 @@ def peer_notes(result: EvalResult) -> list[str]:
     if not peers:
         return []
     each = [
-        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
-        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
+        f"{name} {peer.version} ({peer.threads} threads, {digits(peer.busy_cores)} cores busy)"
         for name, peer in peers.items()
     ]
     return [f"Peers have the cores of both sides, in their own processes: {'; '.join(each)}."]
@@ -426,7 +425,6 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
-    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 

@@ -297,10 +297,10 @@ class OpenClDevice:
 
         Returns ids of the threads that worked on it, without the calling one.
         """
-        busy, observer = self.busy_kernel(), threads.CoreObserver(ignore=[get_native_id()])
+        busy, before = self.busy_kernel(), threads.used_ns()
         self.run([busy])
-        observer.sample()
-        return observer.threads
+        worked = {thread for thread, ns in threads.used_ns().items() if ns > before.get(thread, 0)}
+        return worked - {get_native_id()}
 
 
 def _enqueueing(kernel: BoundKernel) -> AbstractContextManager[None]:

@@ -142,9 +142,7 @@ class Agent:
                 return self.target.binaries(self._model(handle))
             case requests.StartPeer(name, content, inputs, plan):
                 peer = self.target.start_peer(name, content, inputs, plan)
-                return requests.StartedPeer(
-                    self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
-                )
+                return requests.StartedPeer(self._keep(peer), peer.version, peer.busy_cores)
             case requests.PeerOutputs(handle):
                 return self._model(handle).outputs() if handle else self.peer.outputs()
             case requests.Close(handle):

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from codl.machine.placement import ProbeResult
     from codl.measure.budget import Progress
     from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
-    from codl.measure.cool_down import CoolDown
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.tuner import TuneRun, TuneTask
@@ -68,11 +67,10 @@ class ColdStart:
 
 
 class Started(Protocol):
-    """A running peer library, with its threads, their cores in a first run, and its outputs."""
+    """A running peer library, with its threads, its mean busy cores, and its outputs."""
 
     name: str
     version: str
-    observed_cores: tuple[int, ...]
     busy_cores: float
 
     @property
@@ -158,14 +156,6 @@ class Target:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
 
-    def observe_cores(self) -> dict[str, list[int]]:
-        """The cores on which each side's threads were observed, by side."""
-        return self.ask(requests.Facts("busy_cores"))
-
-    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
-        """Ratios of latency on all `cores` to latency on the CPU side's own, measured in turns."""
-        return self.ask(requests.UnpinnedRatios(tuple(cores)))
-
     def clocks_mhz(self) -> dict[str, float]:
         """Current clock in MHz of each core of the SoC, if the system reports it."""
         return self.ask(requests.Facts("clocks_mhz"))
@@ -173,15 +163,6 @@ class Target:
     def conditions(self) -> Conditions:
         """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
-
-    def cooling(self, longest_s: float, hot_c: float, note: Callable[[str], object]) -> CoolDown:
-        """A `CoolDown` that waits at most `longest_s` at a time while a processor has `hot_c` °C.
-
-        `note` receives a line per wait.
-        """
-        from codl.measure.cool_down import CoolDown
-
-        return CoolDown(self.conditions, note, hot_c=hot_c, longest_s=longest_s)
 
     def examine(self) -> Examination:
         """Installed software and settings of the machine; loads no driver, imports no package."""
@@ -211,7 +192,7 @@ class Target:
         try:
             anchors, conditions = self.ask(Measure(sent), arriving.on_event)
             try:
-                check_anchors(anchors, batch.run)
+                check_anchors(anchors)
             except FrameError as error:
                 raise self._refuse(str(error)) from error
         except AgentLostError as error:
@@ -230,13 +211,12 @@ class Target:
         tuning: Tuning,
         *,
         keep: Callable[[Tuned], object],
-        searching: Callable[[TuneTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> TuneRun:
         """Search tunings for tasks without a complete result in `tuning`; `keep` gets each result.
 
-        `searching` receives each task at its start. A task that crashes the process is a failure.
+        A task that crashes the process is a failure.
         """
         from codl.measure.budget import GRACE_S, Budget
         from codl.measure.tuner import Failure, TuneRun, done_before
@@ -258,11 +238,9 @@ class Target:
                     progress(done, total, budget.to_go_s(done, total))
                     return
                 task = left.event(kind, missing, index)
-                if result is None:
-                    searching(task)
-                elif result.key != task.key:
-                    raise FrameError(f"it sent a result of {result.key} for {task.key}")
-                else:
+                if result is not None:
+                    if result.key != task.key:
+                        raise FrameError(f"it sent a result of {result.key} for {task.key}")
                     results.append(result)
                     keep(result)
 
@@ -296,15 +274,10 @@ class Target:
         self,
         tasks: Sequence[CheckTask],
         *,
-        keep: Callable[[VariantCheck], object] = lambda checked: None,
-        checking: Callable[[CheckTask], object] = lambda task: None,
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> CheckRun:
-        """Check kernel variants against the NumPy references; a crash is a problem of its task.
-
-        `checking` receives each task at its start, `keep` its result.
-        """
+        """Check kernel variants against the NumPy references; a crash is a problem of its task."""
         from codl.measure.budget import Budget
         from codl.measure.check_variants import CheckRun, VariantCheck
         from codl.targets.kernel_requests import Check, Remaining
@@ -313,16 +286,13 @@ class Target:
 
         def kept(checked: VariantCheck) -> None:
             run.checked.append(checked)
-            keep(checked)
             done = len(run.checked)
             progress(done, len(tasks), budget.to_go_s(done, len(tasks)))
 
         def ask(missing: tuple[CheckTask, ...]) -> None:
             def on_event(kind: EventKind, index: int, problem: str | None) -> None:
                 task = left.event(kind, missing, index)
-                if problem is None:
-                    checking(task)
-                else:
+                if problem is not None:
                     kept(VariantCheck(task, problem))
 
             self.ask(Check(missing, budget.share().seconds), on_event)

@@ -162,7 +162,7 @@ class RemotePeer:
         self, agent: AgentClient, name: str, started: requests.StartedPeer, threads: int
     ) -> None:
         self.name, self.version, self.threads = name, started.version, threads
-        self.observed_cores, self.busy_cores = started.observed_cores, started.busy_cores
+        self.busy_cores = started.busy_cores
         self._agent, self._handle, self._generation = agent, started.handle, agent.generation
 
     def handle(self) -> int:

@@ -1,6 +1,6 @@
 """Requests to an agent about its process, its machine, and its models and peers.
 
-`codl.targets.measuring` and `codl.targets.measuring` have the requests that measure.
+`codl.targets.measuring` and `codl.targets.kernel_requests` have the requests that measure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TargetInfo:
 
 
 FactName: TypeAlias = Literal[
-    "machine", "examination", "libraries", "clocks_mhz", "conditions", "busy_cores", "seconds"
+    "machine", "examination", "libraries", "clocks_mhz", "conditions", "seconds"
 ]
 #: Types of facts by name; "seconds" is the time spent on requests, by request name.
 FACT_TYPES: Mapping[FactName, Any] = {
@@ -51,7 +51,6 @@ FACT_TYPES: Mapping[FactName, Any] = {
     "libraries": dict[str, str],
     "clocks_mhz": dict[str, float],
     "conditions": Conditions,
-    "busy_cores": dict[str, list[int]],
     "seconds": dict[str, float],
 }
 
@@ -84,13 +83,6 @@ class ImportPackage(Request[float]):
 
     name: str
     limit_s = 120.0
-
-
-@dataclass(frozen=True)
-class UnpinnedRatios(Request[tuple[float, ...]]):
-    """Compare the CPU side's threads on all of `cores` with its threads on its own, in turns."""
-
-    cores: tuple[int, ...]
 
 
 # Models and peers, identified by handle in the agent.
@@ -161,11 +153,10 @@ class Binaries(Request[tuple[Binary, ...]]):
 
 @dataclass(frozen=True)
 class StartedPeer:
-    """Handle of a peer, its version, and the cores observed in a first run."""
+    """Handle of a peer, its version, and the mean number of busy cores in a first run."""
 
     handle: int
     version: str
-    observed_cores: tuple[int, ...]
     busy_cores: float
 
 
@@ -210,8 +201,8 @@ class BecomePeer(Request[str]):
 
 
 @dataclass(frozen=True)
-class FeedPeer(Request[tuple[tuple[int, ...], float]]):
-    """Set the peer's inputs and run it for a while; the answer is its cores and mean busy count."""
+class FeedPeer(Request[float]):
+    """Set the peer's inputs and run it for a while; the answer is its mean busy cores."""
 
     inputs: Arrays
     limit_s = 300.0

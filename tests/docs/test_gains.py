@@ -39,7 +39,7 @@ def cells(table: Any) -> list[tuple[str, ...]]:
 def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path) -> None:
     from gains import gains_content
 
-    ran = {"version": "1", "threads": 2, "observed_cores": [0, 1], "busy_cores": 2.0}
+    ran = {"version": "1", "threads": 2, "busy_cores": 2.0}
     rows = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
     peers = [row("ort", 19.0, peer=ran), row("mnn", 15.0, peer=ran)]
     other = [row(name, 9.0, model="other") for name in ("cpu", "gpu", "codl")]

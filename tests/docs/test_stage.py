@@ -15,7 +15,7 @@ from codl.ir.environment import Environment
 from codl.ir.records import soc as socs
 from codl.ir.records.results import Digests
 from codl.machine.placement import LocalSoc, Placement
-from codl.measure.dataset import AnchorRow, Dataset, OpRow
+from codl.measure.dataset import Dataset, OpRow
 
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 OP = "conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1"
@@ -96,7 +96,6 @@ def _write_dataset(soc: LocalSoc) -> None:
     row = OpRow(op=OP, dim="H", share=1.0, part=OP, latency_ms=5, run="run1")
     for name in ("conv2d_cpu_gemm", "conv2d_gpu_direct", "dispatch"):
         dataset.ops(name).append(row)
-    dataset.anchors().append(AnchorRow(op=OP, processor="cpu", batch=1, latency_ms=1, run="run1"))
     run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
     content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
     dataset.write_manifest(content)

@@ -89,6 +89,6 @@ def test_images_are_copied_to_where_they_belong(elements: int, wide: LocalSoc) -
     """Between parts of larger arrays, as homes are, by one thread and by several."""
     source = np.arange(5 * 2 * elements, dtype=np.float32).reshape(5, 2, elements)
     target = np.zeros((5, 3, elements), np.float32)
-    copy_in_parts(lanes_of(wide, 5).narrow(3), target[:, 1:], source)
+    copy_in_parts(replace(lanes_of(wide, 5), count=3), target[:, 1:], source)
     np.testing.assert_array_equal(target[:, 1:], source)
     assert not target[:, 0].any()

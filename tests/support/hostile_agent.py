@@ -28,7 +28,7 @@ from codl.measure.timing import Effort, Rounds
 from codl.measure.tuner import TuneTask
 from codl.runtime.loaded import Footprint
 from codl.targets import client
-from codl.targets.detect import detect, is_pinned_faster
+from codl.targets.detect import detect
 from codl.targets.kernel_requests import Bench, Check, Tune
 from codl.targets.measuring import Measure, Time
 from codl.targets.remote import RemoteTarget
@@ -47,7 +47,6 @@ from codl.targets.requests import (
     Run,
     StartedPeer,
     StartPeer,
-    UnpinnedRatios,
 )
 from codl.targets.wire import VERSION, Hello
 from support.device_doubles import BOARD
@@ -82,8 +81,6 @@ def check_readable(soc: LocalSoc) -> None:
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.probe(), [Probe]),
     (ask_soc, [Facts("machine")]),
-    (lambda target: target.observe_cores(), [Facts("busy_cores")]),
-    (lambda target: is_pinned_faster(target.unpinned_ratios([0, 1])), [UnpinnedRatios]),
     (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
@@ -124,7 +121,7 @@ _RAN = (*_LOADED, answered(Run, _OUTPUTS))
 #: What is answered as it should be before a question, so that it is asked too.
 BEFORE: Mapping[Any, Sequence[tuple[Any, Sequence[bytes]]]] = {
     Facts("machine"): [answered(Probe, (ProbeResult("none", (DEVICE,)),))],
-    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", (0,), 1.0))],
+    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", 1.0))],
     Run: _LOADED,
     **dict.fromkeys((Profile, Binaries, Time), _RAN),
 }

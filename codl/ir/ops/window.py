@@ -106,11 +106,6 @@ class WindowColumns(Columns):
         """Window rows inside the input, summed over the windows of an output column."""
         return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
 
-    @cached_property
-    def tap_columns(self) -> Column:
-        """Window columns inside the input, summed over the windows of an output row."""
-        return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
-
 
 def _inside(
     outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]

@@ -19,9 +19,6 @@ import yaml
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.files import HOME, inside, shipped
 from codl.ir import yaml_file
-from codl.ir.op_text import parse
-from codl.ir.ops.base import OP_TYPES
-from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, Element, PrecisionTraits
 from codl.ir.yaml_file import NotNegative, Positive, Threads
 
@@ -173,11 +170,11 @@ UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 FORMER = {
     "cpu": ("big_cores",),
     "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal", "svm", "max_read_images"),
-    "": ("sensors",),
+    "": ("sensors", "fallbacks"),
 }
 #: Keys without influence on latencies: top-level keys, and keys of each side. The types of tensors
 #: (`element`, `arithmetic`) are a choice that variant names include.
-ABOUT = {"description", "power_w", "chip", "sources", "fallbacks", *FORMER[""]}
+ABOUT = {"description", "power_w", "chip", "sources", *FORMER[""]}
 ASIDE = {
     "cpu": {"clusters", "caches", *FORMER["cpu"]},
     "gpu": {"opencl_version", "half", "element", "arithmetic", *FORMER["gpu"]},
@@ -293,8 +290,6 @@ class Soc:
     power_w: PowerW | None = None
     chip: Chip | None = None
     sources: dict[str, str] = field(default_factory=dict, hash=False)
-    #: Ops with a wrong kernel variant on this SoC; plans use the replacement instead.
-    fallbacks: tuple[OpFallback, ...] = ()
 
     @property
     def is_replayed(self) -> bool:
@@ -441,11 +436,4 @@ def _checked(soc: Soc, path: Path) -> Soc:
     if (soc.gpu.element, soc.gpu.arithmetic) not in PRECISIONS.values():
         reason = f"must be float32 with the element {soc.gpu.element}, got {soc.gpu.arithmetic}."
         raise InvalidFileError(path, reason, where="gpu.arithmetic")
-    for number, fallback in enumerate(soc.fallbacks):
-        if fallback.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
-            try:
-                parse(fallback.op)
-            except CodlError as error:
-                where = f"fallbacks[{number}].op"
-                raise InvalidFileError(path, str(error), where=where) from error
     return soc

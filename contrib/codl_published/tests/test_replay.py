@@ -23,7 +23,7 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure import tuning_file
 from codl.measure.check_variants import CheckTask
 from codl.measure.collector import Collected, Collection
-from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row, SharingRow
+from codl.measure.dataset import CsvTable, Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import MeasureBatch, OpTask, SharingTask, Task
 from codl.measure.timing import Rounds
 from codl.measure.tuner import TuneTask
@@ -186,24 +186,22 @@ def test_rows_are_those_of_the_first_runs_machine(recorded: Dataset, tmp_path: P
 def test_conditions_clocks_and_anchors_are_the_recorded_ones(
     recorded: Dataset, tmp_path: Path
 ) -> None:
-    dataset = copied(recorded, tmp_path / "a", {"run1": RUNS["run1"]})
+    runs = {"run1": {**RUNS["run1"], "anchors_ms": {"cpu": {"a": 1.5}}}}
+    dataset = copied(recorded, tmp_path / "a", runs)
     hot = [replace(row, temperature_c=91.0, cpu_mhz=900.0) for row in dataset.ops(GEMM).read()]
     dataset.ops(GEMM).path.unlink()
     dataset.ops(GEMM).append(*hot)
-    for batch, ms in enumerate((3.0, 1.0, 2.0, 2.5, 1.5, 4.0), 1):
-        anchor = AnchorRow(op="a", processor="cpu", batch=batch, run="run1", latency_ms=ms)
-        dataset.anchors().append(anchor)
     target = replayed(dataset)
     assert target.clocks_mhz() == {"cpu0": 2400.0}
     assert (target.conditions().temperature_c, target.conditions().throttled) == (None, ())
     tasks: list[Task] = [t for t in tasks_of(dataset) if isinstance(t, OpTask)]
     _, first = again(dataset, tmp_path / "b", tasks, samples=100)
     _, _ = again(dataset, tmp_path / "b", tasks, resume=True)
-    rows, anchors = first.ops(GEMM).read(), first.anchors().read()
+    rows = first.ops(GEMM).read()
     assert {(row.temperature_c, row.cpu_mhz) for row in rows} == {(91.0, 900.0)}
-    assert {(row.latency_ms, row.source) for row in anchors} == {(1.5, "replayed")}
-    runs = first.manifest()["runs"]
-    assert [run["calibration"] for run in runs.values()] == [{"cpu": 1.0}] * 2
+    found = first.manifest()["runs"].values()
+    assert [run["anchors_ms"] for run in found] == [{"cpu": {"a": 1.5}}] * 2
+    assert [run["calibration"] for run in found] == [{"cpu": 1.0}] * 2
 
 
 def test_measured_and_replayed_rows_are_not_mixed(
