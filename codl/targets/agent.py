@@ -30,22 +30,18 @@ from codl.targets import requests
 from codl.targets.base import Target
 from codl.targets.child import ending_with, first_line, own_streams
 from codl.targets.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.targets.requests import Arrays, EventKind, Request
 from codl.targets.wire import (
     VERSION,
     Answered,
-    Arrays,
     Event,
-    EventKind,
     Failed,
     Hello,
-    Request,
     RequestMessage,
     Response,
     Warned,
     decode,
     encode,
-    form_of,
-    form_of_request,
 )
 
 if TYPE_CHECKING:
@@ -73,8 +69,6 @@ class Agent:
         self._begin, self._build = begin, build
         self._target: Target | None = None
         self._peer: PeerHost | None = None
-        #: Arrays of an executable until it is loaded; kept if the device refuses it.
-        self._arrays: dict[str, NDArray[Any]] = {}
         self._models: dict[int, Any] = {}
         self._handles = count(1)
         #: Seconds spent on requests, by request name.
@@ -109,9 +103,8 @@ class Agent:
     ) -> tuple[Response, Sequence[bytes | memoryview]]:
         try:
             with explained():
-                form = form_of_request(request_class(message.kind))
-                request: Request[Any] = decode(form, message.content, blobs)
-                value, parts = encode(form_of(request.answer), self._answer(request))
+                request = decode(request_class(message.kind), message.content, blobs)
+                value, parts = encode(self._answer(request))
                 return Answered(value), parts
         except FrameError as error:
             raise self._connection.refuse(str(error)) from error
@@ -130,8 +123,6 @@ class Agent:
                 return None
             case requests.Facts("seconds"):
                 return dict(self._spent_s)
-            case requests.MissingArrays(digests):
-                return tuple(digest for digest in digests if digest not in self._arrays)
             case requests.Load():
                 return self._load(request)
             case requests.Run(handle, inputs):
@@ -188,8 +179,13 @@ class Agent:
         for digest, array in request.arrays.items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
-            self._arrays[digest] = array
-        executable = decode_executable(request.content, self._array)
+
+        def array_of(digest: str) -> NDArray[Any]:
+            if digest not in request.arrays:
+                raise CodlError(f"The array {digest} of the executable was not sent.")
+            return request.arrays[digest]
+
+        executable = decode_executable(request.content, array_of)
         try:
             if request.on_cpu:
                 model = self.target.load_on_cpu(executable)
@@ -201,7 +197,6 @@ class Agent:
                 )
         except RefusedError as error:
             return tuple(error.refusals)
-        self._arrays.clear()  # the loaded model keeps the arrays that it needs
         return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
 
     def _run(self, handle: int, inputs: Arrays) -> Arrays:
@@ -236,14 +231,9 @@ class Agent:
             raise CodlError(f"There is no model {handle} here; there are: {known}.")
         return self._models[handle]
 
-    def _array(self, digest: str) -> NDArray[Any]:
-        if digest not in self._arrays:
-            raise CodlError(f"The array {digest} of the executable was not sent.")
-        return self._arrays[digest]
-
     def _emit(self, kind: EventKind, index: int, value: Any) -> None:
         """Send an event before the answer."""
-        text, blobs = encode(form_of(type(value)), value)
+        text, blobs = encode(value)
         self._connection.send(Event(kind, index, text), blobs)
 
     def _warn(self, message: Warning | str, category: type[Warning], *where: Any) -> None:

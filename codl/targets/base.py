@@ -22,8 +22,6 @@ from codl.machine.placement import LocalSoc, require_local
 from codl.runtime import guard
 from codl.runtime.loaded import StepCallback, no_callback
 from codl.targets import requests
-from codl.targets.connection import AgentLostError, FrameError
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir import Op
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.measure.ui_frames import Drawn
     from codl.runtime.loaded import Binary, Loaded, Offer
+    from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 
 #: Largest budget in a request, in seconds: JSON has no infinity.
@@ -204,6 +203,7 @@ class Target:
     def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure a batch of tasks; the result names the suspects of a crashed or hung process."""
         from codl.measure.tasks import BatchResult
+        from codl.targets.connection import AgentLostError, FrameError
         from codl.targets.measuring import Arriving, Measure, check_anchors
 
         arriving = Arriving(batch)
@@ -240,7 +240,8 @@ class Target:
         """
         from codl.measure.budget import GRACE_S, Budget
         from codl.measure.tuner import Failure, TuneRun, done_before
-        from codl.targets.kernel_requests import Remaining, Tune
+        from codl.targets.connection import AgentLostError, FrameError
+        from codl.targets.kernel_requests import Remaining, Tune, named
 
         finished, budget = done_before(tasks, tuning, self.soc), Budget(budget_s)
         keys = {result.key for result in finished}
@@ -269,7 +270,7 @@ class Target:
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             share_s = budget.share().seconds
             with self.within(budget.left_s + GRACE_S):
-                failed = self.ask(Tune(missing, before, share_s), on_event)
+                failed = self.ask(Tune(named(missing), before, share_s), on_event)
             try:
                 for failure in failed:
                     task = left.event("done", missing, failure.index)
@@ -307,7 +308,7 @@ class Target:
         """
         from codl.measure.budget import Budget
         from codl.measure.check_variants import CheckRun, VariantCheck
-        from codl.targets.kernel_requests import Check, Remaining
+        from codl.targets.kernel_requests import Check, Remaining, named
 
         left, budget, run = Remaining(tasks), Budget(budget_s), CheckRun()
 
@@ -325,7 +326,7 @@ class Target:
                 else:
                     kept(VariantCheck(task, problem))
 
-            self.ask(Check(missing, budget.share().seconds), on_event)
+            self.ask(Check(named(missing), budget.share().seconds), on_event)
 
         left.work(ask, lambda task, why: kept(VariantCheck(task, why, is_lost=True)))
         run.left = len(left.tasks)

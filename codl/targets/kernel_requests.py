@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from codl.ir import Op
 from codl.ir.records.tuned import BenchRow, Refused, Trial, Tuned
 from codl.kernels.tuning import Tuning
-from codl.measure.check_variants import CheckTask
-from codl.measure.tuner import TuneTask
 from codl.measure.ui_frames import Drawn
 from codl.targets.connection import AgentLostError, FrameError
-from codl.targets.wire import EventKind, Request
+from codl.targets.requests import EventKind, Request
+
+if TYPE_CHECKING:
+    from codl.measure.check_variants import CheckTask
+    from codl.measure.tuner import TuneTask
 
 T = TypeVar("T")
+#: A task as its op and the name of its kernel variant.
+NamedTask: TypeAlias = tuple[Op, str]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Tune(Request[tuple[TuneFailure, ...]]):
     A finished task has its `Tuned` result. The answer is the failures.
     """
 
-    tasks: tuple[TuneTask, ...]
+    tasks: tuple[NamedTask, ...]
     begun: tuple[Tuned, ...]
     budget_s: float | None
     limit_s = 600.0
@@ -54,7 +58,7 @@ class Tune(Request[tuple[TuneFailure, ...]]):
 class Check(Request[None]):
     """Check kernel variants against the NumPy references; a finished task has its problem."""
 
-    tasks: tuple[CheckTask, ...]
+    tasks: tuple[NamedTask, ...]
     budget_s: float | None
     event = str
 
@@ -114,3 +118,7 @@ class Remaining(Generic[T]):
 
     def done(self, task: T) -> None:
         self.tasks.remove(task)
+
+
+def named(tasks: Sequence[TuneTask | CheckTask]) -> tuple[NamedTask, ...]:
+    return tuple((task.op, task.variant.name) for task in tasks)

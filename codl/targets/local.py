@@ -26,6 +26,7 @@ from codl.errors import (
 )
 from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
+from codl.kernels import registry
 from codl.machine import threads
 from codl.machine.conditions import SensorInfo, find_sensors
 from codl.machine.placement import ProbeResult
@@ -36,7 +37,7 @@ from codl.runtime.opencl import HostDevice, OpenClDevice
 from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
+from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
@@ -340,17 +341,18 @@ def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[Tune
     from codl.ir.records.tuned import Choices
     from codl.kernels.tuning import Tuning
     from codl.measure.budget import Budget
-    from codl.measure.tuner import tune
+    from codl.measure.tuner import TuneTask, tune
     from codl.targets.kernel_requests import TuneFailure
 
-    places = {task.key: at for at, task in enumerate(request.tasks)}
+    tasks = [TuneTask(op, registry.find(op, name)) for op, name in request.tasks]
+    places = {task.key: at for at, task in enumerate(tasks)}
 
     def progress(done: int, total: int, left_s: float) -> None:
         emit("progress", done, None)
 
     run = tune(
         device,
-        request.tasks,
+        tasks,
         Tuning.of_choices(Choices(request.begun)),
         keep=lambda result: emit("done", places[result.key], result),
         searching=lambda task: emit("begin", places[task.key], None),
@@ -362,12 +364,13 @@ def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[Tune
 
 def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
     from codl.measure.budget import Budget
-    from codl.measure.check_variants import check_all
+    from codl.measure.check_variants import CheckTask, check_all
 
-    places = {task.key: at for at, task in enumerate(request.tasks)}
+    tasks = [CheckTask(op, registry.find(op, name)) for op, name in request.tasks]
+    places = {task.key: at for at, task in enumerate(tasks)}
     check_all(
         device,
-        request.tasks,
+        tasks,
         keep=lambda checked: emit("done", places[checked.task.key], checked.problem),
         checking=lambda task: emit("begin", places[task.key], None),
         budget=Budget(request.budget_s),

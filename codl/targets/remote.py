@@ -27,7 +27,7 @@ from codl.targets.base import ColdStart, Target
 from codl.targets.client import COMMAND, AgentClient, Fix
 from codl.targets.connection import AgentLostError, FrameError
 from codl.targets.measuring import Time
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
+from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 
 class RemoteModel:
@@ -113,7 +113,7 @@ class RemoteModel:
 def load(
     agent: AgentClient, executable: Executable, on_step: StepCallback, *, tries: bool, on_cpu: bool
 ) -> requests.LoadedModel:
-    """Send an executable, with the arrays missing in the agent.
+    """Send an executable with its arrays.
 
     Raises `RefusedError` for refused kernels, and for a step in which the agent crashed or hung.
     """
@@ -125,9 +125,6 @@ def load(
         return digest
 
     content = encode(executable, put)
-    missing = agent.ask(requests.MissingArrays(tuple(arrays)))
-    if unknown := {*missing} - {*arrays}:
-        raise agent.refuse(f"it reported unknown missing arrays ({', '.join(sorted(unknown))})")
     at = -1
 
     def on_event(kind: EventKind, step: int, value: None) -> None:
@@ -137,9 +134,8 @@ def load(
         at = step
         on_step(step)
 
-    sent = {digest: arrays[digest] for digest in missing}
     try:
-        answer = agent.ask(requests.Load(content, sent, tries, on_cpu), on_event)
+        answer = agent.ask(requests.Load(content, arrays, tries, on_cpu), on_event)
     except AgentLostError as error:
         step = executable.steps[at] if at >= 0 else None
         if not isinstance(step, GpuOp) or error.is_blameless:
@@ -223,7 +219,7 @@ class RemoteTarget(Target):
         begin_ms, run_ms, load_ms = (
             ms(requests.Begin),
             ms(requests.Run),
-            ms(requests.Open, requests.MissingArrays, requests.Load),
+            ms(requests.Open, requests.Load),
         )
         whole_ms = 1e3 * start_s + begin_ms + load_ms + run_ms
         return ColdStart(whole_ms, 1e3 * import_s + begin_ms, load_ms, run_ms)

@@ -1,13 +1,16 @@
-"""Requests to an agent about its process, its machine, and its models and peers.
+"""Requests to a target about its process, its machine, and its models and peers.
 
-`codl.targets.measuring` and `codl.targets.measuring` have the requests that measure.
+`codl.targets.measuring` and `codl.targets.kernel_requests` have the requests that measure. An agent
+receives them as messages (`codl.targets.wire`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
+
+from numpy.typing import NDArray
 
 from codl.ir.executable import Refusal
 from codl.ir.plan import Plan
@@ -19,7 +22,29 @@ from codl.machine.examination import Examination
 from codl.machine.hardware import CpuFacts
 from codl.machine.placement import LocalSoc, ProbeResult
 from codl.runtime.loaded import Binary, Footprint, Offer
-from codl.targets.wire import Arrays, Request
+
+Answer = TypeVar("Answer")
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+EventKind: TypeAlias = Literal["begin", "timing", "done", "progress", "round"]
+#: Receives the events of a request: kind, index, and value.
+EventHandler: TypeAlias = Callable[[EventKind, int, Any], object]
+
+
+@dataclass(frozen=True)
+class Request(Generic[Answer]):
+    """Base of all requests: a `Request[X]` is answered by an X, after events that carry `event`."""
+
+    #: Most seconds between two messages of the agent; a property if it depends on the request.
+    limit_s: ClassVar[Any] = 60.0
+    #: Type of the value in an event.
+    event: ClassVar[Any] = type(None)
+
+    @property
+    def answer(self) -> Any:
+        """Type of the answer: the base class's parameter."""
+        (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]
+        return get_args(base)[0]
+
 
 # The process and its machine.
 
@@ -104,13 +129,6 @@ class Open(Request[dict[str, str]]):
 
 
 @dataclass(frozen=True)
-class MissingArrays(Request[tuple[str, ...]]):
-    """Ask which arrays, by digest, the agent needs to be sent."""
-
-    digests: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class LoadedModel:
     """Handle of a loaded executable, with its footprint and GPU limits."""
 
@@ -121,7 +139,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Load(Request[LoadedModel | tuple[Refusal, ...]]):
-    """Load an executable, with the arrays missing in the agent; an event begins each step.
+    """Load an executable, with its arrays by digest; an event begins each step.
 
     The answer is the model, or the kernels that the device refuses. With `tries` each kernel runs
     once as a trial. `on_cpu` loads without opening the device.

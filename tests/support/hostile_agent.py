@@ -39,7 +39,6 @@ from codl.targets.requests import (
     ImportPackage,
     Load,
     LoadedModel,
-    MissingArrays,
     Open,
     PeerOutputs,
     Probe,
@@ -103,7 +102,7 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
         [Check],
     ),
     (lambda target: target.open(), [Open]),
-    (lambda target: target.load(EXECUTABLE), [MissingArrays, Load]),
+    (lambda target: target.load(EXECUTABLE), [Load]),
     (lambda target: target.load(EXECUTABLE).run(), [Run]),
     (lambda target: target.load(EXECUTABLE).profile(), [Profile]),
     (lambda target: target.binaries(target.load(EXECUTABLE)), [Binaries]),
@@ -117,7 +116,6 @@ _TOLD = {"version": "OpenCL 3.0", "extensions": (), "half": False}
 DEVICE = ProbedDevice(**{**_FACTS, **_TOLD})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
-    answered(MissingArrays, ()),
     answered(Load, LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None)),
 )
 _RAN = (*_LOADED, answered(Run, _OUTPUTS))

@@ -16,7 +16,8 @@ from codl.runtime import probe
 from codl.targets import agent, kernel_requests, local, measuring, peers, requests
 from codl.targets.agent import Agent
 from codl.targets.connection import Connection, ConnectionEnded
-from codl.targets.wire import Failed, Hello, Request, Response
+from codl.targets.requests import Request
+from codl.targets.wire import Failed, Hello, Response
 from support.random_messages import asks, stream
 
 #: All requests to an agent.

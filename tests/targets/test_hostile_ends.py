@@ -40,7 +40,7 @@ def test_an_agent_answers_or_refuses_whatever_a_host_asks() -> None:
     found = fuzz_agent(12 * len(EVERY))
     assert {kind for kind in found if not hasattr(errors, kind)} == {"Answered", "FrameError"}
     assert {"CodlError", "DeviceError"} <= {*found}
-    assert found["Answered"] > len(EVERY)
+    assert found["Answered"] > 10
 
 
 @settings(max_examples=50)

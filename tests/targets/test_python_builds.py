@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import launchers
 from support import python_builds
 from typer.testing import CliRunner
 
@@ -33,6 +32,7 @@ from codl.targets.python_build import (
     read_build,
     read_library,
 )
+from scripts import launchers
 
 needs_library = pytest.mark.skipif(
     python_builds.library() is None, reason="this Python has no shared library"
