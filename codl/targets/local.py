@@ -26,7 +26,6 @@ from codl.errors import (
 )
 from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
-from codl.kernels import registry
 from codl.machine import threads
 from codl.machine.conditions import SensorInfo, find_sensors
 from codl.machine.placement import ProbeResult
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from codl.measure.ui_frames import UiProbe
     from codl.runtime.loaded import Loaded
     from codl.targets.compile_workers import CompileWorkers
-    from codl.targets.kernel_requests import Check, Tune, TuneFailure
     from codl.targets.peers import PeerProcess
     from codl.targets.remote import RemoteTarget
 
@@ -161,11 +159,10 @@ class LocalTarget(Target):
                 return self._ui_probe.draw(seconds)
             case kernel_requests.Tune():
                 with self._measuring() as device:
-                    return _tune(device, request, emit)
+                    return kernel_requests.answer_tune(device, request, emit)
             case kernel_requests.Check():
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    _check(self._open(), request, emit)
-                return None
+                    return kernel_requests.answer_check(self._open(), request, emit)
         raise self._unsupported(f"answer {type(request).__name__}")
 
     def _measure(self, batch: MeasureBatch, emit: EventHandler) -> object:
@@ -335,46 +332,6 @@ def look_at(driver: str) -> ProbeResult:
     except (CodlError, ValueError) as error:
         return ProbeResult(driver, error=str(error))
     return result
-
-
-def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[TuneFailure, ...]:
-    from codl.ir.records.tuned import Choices
-    from codl.kernels.tuning import Tuning
-    from codl.measure.budget import Budget
-    from codl.measure.tuner import TuneTask, tune
-    from codl.targets.kernel_requests import TuneFailure
-
-    tasks = [TuneTask(op, registry.find(op, name)) for op, name in request.tasks]
-    places = {task.key: at for at, task in enumerate(tasks)}
-
-    def progress(done: int, total: int, left_s: float) -> None:
-        emit("progress", done, None)
-
-    run = tune(
-        device,
-        tasks,
-        Tuning.of_choices(Choices(request.begun)),
-        keep=lambda result: emit("done", places[result.key], result),
-        searching=lambda task: emit("begin", places[task.key], None),
-        budget=Budget(request.budget_s),
-        progress=progress,
-    )
-    return tuple(TuneFailure(places[f.task.key], f.reason, f.trials) for f in run.failures)
-
-
-def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
-    from codl.measure.budget import Budget
-    from codl.measure.check_variants import CheckTask, check_all
-
-    tasks = [CheckTask(op, registry.find(op, name)) for op, name in request.tasks]
-    places = {task.key: at for at, task in enumerate(tasks)}
-    check_all(
-        device,
-        tasks,
-        keep=lambda checked: emit("done", places[checked.task.key], checked.problem),
-        checking=lambda task: emit("begin", places[task.key], None),
-        budget=Budget(request.budget_s),
-    )
 
 
 def _import_package(name: str) -> float:

@@ -25,7 +25,7 @@ from codl.runtime.loaded import Binary, Footprint, Offer
 
 Answer = TypeVar("Answer")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
-EventKind: TypeAlias = Literal["begin", "timing", "done", "progress", "round"]
+EventKind: TypeAlias = Literal["begin", "timing", "done", "round"]
 #: Receives the events of a request: kind, index, and value.
 EventHandler: TypeAlias = Callable[[EventKind, int, Any], object]
 

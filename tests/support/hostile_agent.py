@@ -29,7 +29,7 @@ from codl.measure.tuner import TuneTask
 from codl.runtime.loaded import Footprint
 from codl.targets import client
 from codl.targets.detect import detect, is_pinned_faster
-from codl.targets.kernel_requests import Bench, Check, Tune
+from codl.targets.kernel_requests import Bench, Check, Tune, check_kernels, tune
 from codl.targets.measuring import Measure, Time
 from codl.targets.remote import RemoteTarget
 from codl.targets.requests import (
@@ -87,8 +87,11 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
     (
-        lambda target: target.tune(
-            [TuneTask(OP, registry.find(OP, "gpu_direct"))], Tuning(), keep=lambda result: None
+        lambda target: tune(
+            target,
+            [TuneTask(OP, registry.find(OP, "gpu_direct"))],
+            Tuning(),
+            keep=lambda result: None,
         ),
         [Tune],
     ),
@@ -96,8 +99,8 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.examine(), [Facts("examination")]),
     (lambda target: target.import_package("numpy"), [ImportPackage]),
     (
-        lambda target: target.check_kernels(
-            [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
+        lambda target: check_kernels(
+            target, [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
         ),
         [Check],
     ),

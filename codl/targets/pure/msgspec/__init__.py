@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from inspect import get_annotations
-from types import SimpleNamespace, UnionType, new_class
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as _hints
 
@@ -74,14 +74,6 @@ class Struct:
 
 def tag_of(cls: Any) -> Any:
     return cls.__name__ if cls._tag is True else cls._tag
-
-
-def defstruct(name: str, members: Sequence[tuple[Any, ...]], **settings: Any) -> Any:
-    """A struct class from field names, types, and any defaults."""
-    namespace = {member[0]: member[2] for member in members if len(member) > 2}
-    hints = {member[0]: member[1] for member in members}
-    namespace |= {"__module__": __name__, "__annotations__": hints}
-    return new_class(name, (Struct,), settings, lambda own: own.update(namespace))
 
 
 # Writing.
