@@ -21,7 +21,6 @@ from codl.machine import threads
 from codl.machine.driver_search import find_driver
 from codl.machine.placement import LocalSoc, Placement, check_cores
 from codl.runtime import drivers
-from codl.runtime.cl_library import Error
 from codl.runtime.drivers import (
     as_device_error,
     cl_module,
@@ -107,6 +106,8 @@ def ignored(device: cl.Device, placement: Placement) -> list[str]:
 
 def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
     """A context with properties unknown to pyopencl, made through the loader."""
+    from codl.runtime.cl_library import Error
+
     values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties]
     try:
         if is_stand_in():
