@@ -171,7 +171,11 @@ Python: TypeAlias = Sequence[str]
 
 
 class AgentCheck(msgspec.Struct, frozen=True):
-    """Output of `--check`: versions of `packages`, None if missing, and `brought` ones."""
+    """Output of `--check`: versions of `packages`, None if missing, and `brought` ones.
+
+    `python` is a version as 3.11.2, `abi` as cpython. `libc` is the C library, as in `glibc 2.36`
+    or, with Android's API level, `bionic 34`.
+    """
 
     sha256: str
     python: str
@@ -191,6 +195,50 @@ class AgentCheck(msgspec.Struct, frozen=True):
     @property
     def can_serve(self) -> bool:
         return all(self.packages.get(name) for name in REQUIRED)
+
+    @property
+    def is_termux(self) -> bool:
+        return "com.termux" in self.executable
+
+    @property
+    def short(self) -> str:
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def is_android(self) -> bool:
+        return self.libc.startswith("bionic")
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Platform tags of wheels that run there, the best first; empty without any."""
+        is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
+        if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
+            return ()
+        if self.is_android:
+            return self._android_platforms()
+        if self.libc == "musl":
+            return tuple(f"{tag}_{self.machine}" for tag in MUSL)
+        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
+        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
+            return ()
+        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
+        return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
+
+    def _android_platforms(self) -> tuple[str, ...]:
+        level = re.fullmatch(r"bionic (\d{1,3})", self.libc, re.ASCII)
+        abi = ANDROID_ABIS.get(self.machine)
+        is_young = tuple(map(int, self.short.split("."))) >= ANDROID_PYTHON
+        if level is None or abi is None or not is_young:
+            return ()
+        return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
+
+    def fix(self, package: str) -> str:
+        """How to install a package there without a wheel."""
+        if self.is_termux:
+            return termux_fix(package)
+        if self.is_android:
+            return "name a folder with a wheel for it by PIP_FIND_LINKS, or use Termux's Python."
+        return f"`pip install {package}` there."
 
 
 @dataclass(frozen=True)
@@ -291,13 +339,9 @@ def _bring(
     shell: DeviceShell, python: Python, checked: AgentCheck
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Copy missing packages; returns the copied ones, and fixes for the others."""
-    is_termux = "com.termux" in checked.executable
-    device = DevicePython(
-        checked.python, checked.machine, checked.libc, checked.abi, is_termux=is_termux
-    )
     with TemporaryDirectory(prefix="codl-wheels-") as name:
         folder = Path(name)
-        problems = {package: fetch_wheels(package, device, folder) for package in checked.missing}
+        problems = {package: fetch_wheels(package, checked, folder) for package in checked.missing}
         chosen = missing_wheels(folder.glob("*.whl"), checked.packages)
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
@@ -397,66 +441,12 @@ TERMUX = {
 }
 
 
-@dataclass(frozen=True)
-class DevicePython:
-    """A device's Python: `version` as in 3.11.2, `abi` as in cpython.
-
-    `libc` is its C library, as in `glibc 2.36` or, with Android's API level, `bionic 34`.
-    """
-
-    version: str
-    machine: str
-    libc: str
-    abi: str
-    is_termux: bool = False
-
-    @property
-    def short(self) -> str:
-        return ".".join(self.version.split(".")[:2])
-
-    @property
-    def is_android(self) -> bool:
-        return self.libc.startswith("bionic")
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        """Platform tags of wheels that run there, the best first; empty without any."""
-        is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
-        if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
-            return ()
-        if self.is_android:
-            return self._android_platforms()
-        if self.libc == "musl":
-            return tuple(f"{tag}_{self.machine}" for tag in MUSL)
-        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
-        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
-            return ()
-        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
-        return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
-
-    def _android_platforms(self) -> tuple[str, ...]:
-        level = re.fullmatch(r"bionic (\d{1,3})", self.libc, re.ASCII)
-        abi = ANDROID_ABIS.get(self.machine)
-        is_young = tuple(map(int, self.short.split("."))) >= ANDROID_PYTHON
-        if level is None or abi is None or not is_young:
-            return ()
-        return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
-
-    def fix(self, package: str) -> str:
-        """How to install a package there without a wheel."""
-        if self.is_termux:
-            return termux_fix(package)
-        if self.is_android:
-            return "name a folder with a wheel for it by PIP_FIND_LINKS, or use Termux's Python."
-        return f"`pip install {package}` there."
-
-
 def termux_fix(package: str) -> str:
     """How to install a package without a wheel in Termux."""
     return TERMUX.get(package, f"`pkg install clang cmake ninja`, then `pip install {package}`.")
 
 
-def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
+def fetch_wheels(package: str, python: AgentCheck, folder: Path) -> str:
     """Download the wheels of a package and its dependencies to a folder; returns a problem, or "".
 
     pip's own variables apply, such as PIP_FIND_LINKS and PIP_NO_INDEX for a folder of wheels.
@@ -464,7 +454,7 @@ def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
     where = f"Python {python.short} on {'Android, ' if python.is_android else ''}{python.machine}"
     fix = python.fix(package)
     if not python.platforms:
-        kind = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
+        kind = f"{python.abi} {python.python} on {python.machine} ({python.libc or 'no glibc'})"
         return f"There are no wheels for {kind}: {fix}"
     if find_spec("pip") is None:
         return "This Python has no pip to find wheels with: `python -m ensurepip`."
@@ -479,7 +469,7 @@ def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
     return f"No wheel for {where} was found by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
 
 
-def _command(package: str, python: DevicePython, folder: Path) -> list[str]:
+def _command(package: str, python: AgentCheck, folder: Path) -> list[str]:
     tags = [part for tag in python.platforms for part in ("--platform", tag)]
     fixed = ["--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     fixed += ["--no-deps"] if package in ALONE else []
