@@ -26,10 +26,11 @@ from codl.ir.executable import Refusal
 from codl.ir.executable_json import decode as decode_executable
 from codl.registry import load_installed
 from codl.runtime.loaded import RefusedError
-from codl.targets import requests
+from codl.targets import model_requests, requests
 from codl.targets.base import Target
 from codl.targets.child import ending_with, first_line, own_streams
 from codl.targets.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.targets.model_requests import Load, LoadedModel
 from codl.targets.requests import Arrays, EventKind, Request
 from codl.targets.wire import (
     VERSION,
@@ -123,35 +124,35 @@ class Agent:
                 return None
             case requests.Facts("seconds"):
                 return dict(self._spent_s)
-            case requests.Load():
+            case Load():
                 return self._load(request)
-            case requests.Run(handle, inputs):
+            case model_requests.Run(handle, inputs):
                 return self._run(handle, inputs)
-            case requests.Profile(handle, layers):
+            case model_requests.Profile(handle, layers):
                 return self._model(handle).profile(layers=layers)
-            case requests.Binaries(handle):
+            case model_requests.Binaries(handle):
                 return self.target.binaries(self._model(handle))
-            case requests.StartPeer(name, content, inputs, plan):
+            case model_requests.StartPeer(name, content, inputs, plan):
                 peer = self.target.start_peer(name, content, inputs, plan)
-                return requests.StartedPeer(
+                return model_requests.StartedPeer(
                     self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
                 )
-            case requests.PeerOutputs(handle):
+            case model_requests.PeerOutputs(handle):
                 return self._model(handle).outputs() if handle else self.peer.outputs()
-            case requests.Close(handle):
+            case model_requests.Close(handle):
                 self._model(handle).close()
                 del self._models[handle]
                 return None
-            case requests.BecomePeer(name, content, soc, cores, plan):
+            case model_requests.BecomePeer(name, content, soc, cores, plan):
                 if self._peer is not None:
                     raise FrameError("This process is a peer already.")
                 from codl.targets.peers import PeerHost
 
                 self._peer = PeerHost(name, content, soc, cores, plan)
                 return self._peer.version
-            case requests.FeedPeer(inputs):
+            case model_requests.FeedPeer(inputs):
                 return self.peer.feed(inputs)
-            case requests.RunPeer(runs):
+            case model_requests.RunPeer(runs):
                 return self.peer.run(runs)
         if type(request).__name__ == "Time":
             return self._time(request)
@@ -175,7 +176,7 @@ class Agent:
             raise FrameError("This process is no peer: BecomePeer must come first.")
         return self._peer
 
-    def _load(self, request: requests.Load) -> requests.LoadedModel | tuple[Refusal, ...]:
+    def _load(self, request: Load) -> LoadedModel | tuple[Refusal, ...]:
         for digest, array in request.arrays.items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
@@ -197,7 +198,7 @@ class Agent:
                 )
         except RefusedError as error:
             return tuple(error.refusals)
-        return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
+        return LoadedModel(self._keep(model), model.footprint, model.limited)
 
     def _run(self, handle: int, inputs: Arrays) -> Arrays:
         model = self._model(handle)
@@ -245,7 +246,7 @@ class Agent:
 
 def request_class(kind: str) -> Any:
     """The class of a request by name; raises `FrameError` for an unknown name."""
-    found = vars(requests).get(kind)
+    found = vars(requests).get(kind) or vars(model_requests).get(kind)
     for module in ("measuring", "kernel_requests") if found is None else ():  # loaded on demand
         found = found or vars(import_module(f"codl.targets.{module}")).get(kind)
     if not (isinstance(found, type) and issubclass(found, Request) and found is not Request):

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,9 +33,13 @@ from codl.targets import agent_archive
 from codl.targets.agent_archive import BROUGHT
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 from codl.targets.python_build import bring, is_file_of_build
+from codl.targets.remote import RemoteTarget
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
+
+    from codl.ir.records.soc import Soc
+    from codl.targets.client import Fix
 
 
 # The agent's file.
@@ -320,6 +324,37 @@ def install(
         checked = _checked(shell, chosen, path) or checked
     fixes |= {name: STANDS_IN for name in STAND_INS if name in fixes}
     return Installed(path, len(agent_file()), build(), is_new, checked, brought, fixes)
+
+
+def behind(shell: DeviceShell, soc: Soc | None) -> RemoteTarget:
+    """The target behind a shell, through the agent installed there."""
+    missing = (*ABSENT, "of another codl", "packages are missing")
+    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(missing, _install_fix(shell))}
+    command = shell.command(launcher(shell))
+    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes, cuts=shell.cuts)
+
+
+def _install_fix(shell: DeviceShell) -> str:
+    serial = shlex.quote(shell.serial)
+    return f"`codl agent install --serial {serial}` puts this codl's agent there."
+
+
+def prepare(shell: DeviceShell, *, can_install: bool, tell: Callable[[str], object]) -> None:
+    """See `codl.targets.connect.prepare`."""
+    serial, problem = shell.serial, problem_of(shell)
+    if not problem:
+        return
+    if not can_install:
+        raise DeviceError(
+            f"{serial!r} {problem}, and --no-install keeps it so. {_install_fix(shell)}"
+        )
+    tell(f"{serial!r} {problem}: installing the agent of this codl there")
+    done = install(shell, python_of(shell))
+    brought = f", with {', '.join(done.brought)}" if done.brought else ""
+    tell(f"Installed the agent in {shell.folder}{brought}")
+    if not done.checked.can_serve:
+        fixes = [f"{name}: {done.fixes[name]}" for name in REQUIRED if name in done.fixes]
+        raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
 
 
 def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:

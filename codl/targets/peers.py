@@ -21,7 +21,8 @@ from codl.measure.timing import timed
 from codl.runtime.drivers import COUNTS
 from codl.targets.child import first_line, inherited
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.requests import Arrays, BecomePeer, FeedPeer, PeerOutputs, RunPeer
+from codl.targets.model_requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
+from codl.targets.requests import Arrays
 
 #: Prefixes of variables that set libraries' threads. A peer gets its threads by its own options.
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)

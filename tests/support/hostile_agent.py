@@ -31,23 +31,18 @@ from codl.targets import client
 from codl.targets.detect import detect, is_pinned_faster
 from codl.targets.kernel_requests import Bench, Check, Tune, check_kernels, tune
 from codl.targets.measuring import Measure, Time
-from codl.targets.remote import RemoteTarget
-from codl.targets.requests import (
-    Begin,
+from codl.targets.model_requests import (
     Binaries,
-    Facts,
-    ImportPackage,
     Load,
     LoadedModel,
-    Open,
     PeerOutputs,
-    Probe,
     Profile,
     Run,
     StartedPeer,
     StartPeer,
-    UnpinnedRatios,
 )
+from codl.targets.remote import RemoteTarget
+from codl.targets.requests import Begin, Facts, ImportPackage, Open, Probe, UnpinnedRatios
 from codl.targets.wire import VERSION, Hello
 from support.device_doubles import BOARD
 from support.executables import small_executable

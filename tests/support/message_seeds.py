@@ -14,7 +14,8 @@ from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, SignalTask, S
 from codl.measure.timing import Effort, Rounds
 from codl.targets.kernel_requests import Check
 from codl.targets.measuring import Measure, MeasuredRow, Time
-from codl.targets.requests import Load, PeerOutputs, Probe, Request, Run
+from codl.targets.model_requests import Load, PeerOutputs, Run
+from codl.targets.requests import Probe, Request
 from codl.targets.wire import (
     Answered,
     Event,

@@ -36,8 +36,9 @@ from codl.targets.base import Target
 from codl.targets.client import COMMAND
 from codl.targets.connection import AgentLostError, Connection
 from codl.targets.local import LocalTarget
+from codl.targets.model_requests import Load, LoadedModel, Run
 from codl.targets.remote import RemoteTarget
-from codl.targets.requests import Arrays, Load, LoadedModel, Run
+from codl.targets.requests import Arrays
 from codl.targets.wire import SentArray, decode, encode
 
 #: An agent whose device refuses the first kernels of every executable that has them.
