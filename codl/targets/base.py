@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.executable import Executable
     from codl.ir.plan import Plan
-    from codl.ir.records.results import Conditions
     from codl.ir.records.tuned import BenchRow, Refused
     from codl.kernels.tuning import Tuning
-    from codl.machine.examination import Examination
     from codl.machine.placement import ProbeResult
     from codl.measure.cool_down import CoolDown
     from codl.measure.tasks import BatchResult, MeasureBatch, Task

@@ -215,7 +215,8 @@ def _named(tasks: Sequence[TuneTask | CheckTask]) -> tuple[NamedTask, ...]:
 
 
 def answer_tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> None:
-    tasks = [TuneTask(op, registry.find(op, name)) for op, name in request.tasks]
+    found: Any = [(op, registry.find(op, name)) for op, name in request.tasks]
+    tasks = [TuneTask(op, variant) for op, variant in found]
     places = {task.key: at for at, task in enumerate(tasks)}
     run = tuner.tune(
         device,

@@ -159,10 +159,12 @@ class LocalTarget(Target):
                 return self._ui_probe.draw(seconds)
             case kernel_requests.Tune():
                 with self._measuring() as device:
-                    return kernel_requests.answer_tune(device, request, emit)
+                    kernel_requests.answer_tune(device, request, emit)
+                return None
             case kernel_requests.Check():
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    return kernel_requests.answer_check(self._open(), request, emit)
+                    kernel_requests.answer_check(self._open(), request, emit)
+                return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
     def _measure(self, batch: MeasureBatch, emit: EventHandler) -> object:

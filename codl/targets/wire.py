@@ -129,19 +129,20 @@ def encode(value: Any) -> tuple[msgspec.Raw, list[bytes | memoryview]]:
             return SentOp(to_text(value), model)
         if isinstance(value, Plan):
             return value.to_json()
-        if isinstance(value, Tuning):  # its choices without the trials
-            return sent(value.choices)
+        if isinstance(value, Tuning):  # its choices without the trials, which msgspec writes fast
+            return value.choices
         if isinstance(value, Mapping):
             pairs = [(sent(key), sent(item)) for key, item in value.items()]
             return dict(pairs) if all(isinstance(key, str) for key in value) else pairs
         if isinstance(value, list | tuple):
             return [sent(item) for item in value]
         if is_dataclass(value):
-            record = {name: sent(getattr(value, name)) for name in members(type(value))}
-            return {"is": type(value).__name__, **record}
+            kind: Any = type(value)
+            record = {name: sent(getattr(value, name)) for name in members(kind)}
+            return {"is": kind.__name__, **record}
         return value
 
-    return msgspec.Raw(msgspec.json.encode(sent(value))), blobs
+    return msgspec.Raw(msgspec.json.encode(sent(value), enc_hook=dict)), blobs
 
 
 @cache
@@ -193,7 +194,7 @@ class _Reader:
         if hint is Plan:
             return read_plan(value, Path("plan"))
         if hint is Tuning:
-            return Tuning.of_choices(self.take(Choices, value))
+            return Tuning.of_choices(msgspec.convert(value, Choices))
         if isinstance(hint, type) and is_dataclass(hint):
             return self._record(hint, msgspec.convert(value, dict[str, Any]))
         return msgspec.convert(value, hint)
@@ -262,7 +263,8 @@ def _member(parts: Sequence[Any], value: Any) -> Any:
     if len(others) == 1:
         return others[0]
     if isinstance(value, dict):
-        return next((part for part in others if part.__name__ == value.get("is")), None)
+        by_name = {getattr(part, "__name__", ""): part for part in others}
+        return by_name.get(value.get("is"))
     if isinstance(value, list):
         return next((part for part in others if _is_kind(get_origin(part), Sequence)), None)
     return None

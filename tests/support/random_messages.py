@@ -141,7 +141,7 @@ class _Maker:
         if hint is Plan:
             return self.anything(None)
         if hint is Tuning:
-            return self.value(Choices)
+            return self.made(_kind_of(Choices))
         if isinstance(hint, type) and issubclass(hint, Op):
             return self.made(_kind_of(SentOp))
         if isinstance(hint, type) and is_dataclass(hint):
