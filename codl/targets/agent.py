@@ -47,7 +47,6 @@ from codl.targets.wire import (
 
 if TYPE_CHECKING:
     from codl.machine.placement import LocalSoc
-    from codl.targets.peers import PeerHost
 
 
 def main(begin: float, build: str = "") -> int:
@@ -69,7 +68,6 @@ class Agent:
         )
         self._begin, self._build = begin, build
         self._target: Target | None = None
-        self._peer: PeerHost | None = None
         self._models: dict[int, Any] = {}
         self._handles = count(1)
         #: Seconds spent on requests, by request name.
@@ -95,7 +93,7 @@ class Agent:
                 self._connection.send_last(Failed("FrameError", str(error)))
             return 1
         finally:
-            for opened in (*self._models.values(), self._peer, self._target):
+            for opened in (*self._models.values(), self._target):
                 if opened is not None:
                     opened.close()
 
@@ -138,22 +136,20 @@ class Agent:
                     self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
                 )
             case model_requests.PeerOutputs(handle):
-                return self._model(handle).outputs() if handle else self.peer.outputs()
+                return self._model(handle).outputs()
             case model_requests.Close(handle):
                 self._model(handle).close()
                 del self._models[handle]
                 return None
             case model_requests.BecomePeer(name, content, soc, cores, plan):
-                if self._peer is not None:
-                    raise FrameError("This process is a peer already.")
                 from codl.targets.peers import PeerHost
 
-                self._peer = PeerHost(name, content, soc, cores, plan)
-                return self._peer.version
-            case model_requests.FeedPeer(inputs):
-                return self.peer.feed(inputs)
-            case model_requests.RunPeer(runs):
-                return self.peer.run(runs)
+                host = PeerHost(name, content, soc, cores, plan)
+                return self._keep(host), host.version
+            case model_requests.FeedPeer(handle, inputs):
+                return self._model(handle).feed(inputs)
+            case model_requests.RunPeer(handle, runs):
+                return self._model(handle).run(runs)
         if type(request).__name__ == "Time":
             return self._time(request)
         return self.target.ask(request, self._emit)
@@ -169,12 +165,6 @@ class Agent:
         if self._target is None:
             self._target = self._local_target(None)
         return self._target
-
-    @property
-    def peer(self) -> PeerHost:
-        if self._peer is None:
-            raise FrameError("This process is no peer: BecomePeer must come first.")
-        return self._peer
 
     def _load(self, request: Load) -> LoadedModel | tuple[Refusal, ...]:
         for digest, array in request.arrays.items():

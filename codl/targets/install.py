@@ -19,10 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib import resources
 from importlib.metadata import files
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,20 +35,16 @@ from codl.targets.python_build import bring, is_file_of_build
 from codl.targets.remote import RemoteTarget
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
-
     from codl.ir.records.soc import Soc
     from codl.targets.client import Fix
 
 
 # The agent's file.
 
-#: Pattern of an import of a codl module, with the imported names.
-IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
-#: The call by which a package registers its modules, all of which the agent then needs.
-REGISTERING = "add_lazy("
-#: A module with lazy imports for the host only.
-ROOT = "codl/__init__.py"
+#: The folder of codl's modules and OpenCL sources.
+CODL = Path(__file__).parents[1]
+#: Packages for the host only, and its command.
+HOST_ONLY = ("cli/", "jobs/", "plan/", "predict/", "report/", "validate/", "__main__.py")
 #: Distributions of pure Python in the archive.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
 #: Length of a build id, the first hexadecimal digits of a digest.
@@ -84,47 +79,12 @@ def _digest() -> str:
 
 def _members() -> list[tuple[str, bytes]]:
     """Name and content of every file in the archive, sorted."""
-    program = resources.files("codl.targets").joinpath(
-        f"{agent_archive.__name__.split('.')[-1]}.py"
-    )
-    modules = ("__main__.py", program.read_bytes()), *_needed().items()
-    return sorted([*modules, *_along()])
-
-
-def _needed() -> dict[str, bytes]:
-    """Files of codl that an agent needs: OpenCL sources, and modules imported transitively."""
-    every = dict(_codl(resources.files("codl"), "codl"))
-    found = {name: own for name, own in every.items() if name.endswith(".cl")}
-    left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
-    while left:
-        path = PurePosixPath(left.pop().removesuffix(".py").replace(".", "/"))
-        for place in (path, *path.parents):  # a module's packages are imported with it
-            for name in (f"{place}.py", f"{place}/__init__.py"):
-                if name in every and name not in found:
-                    found[name] = every[name]
-                    left += _imports(name, every)
-    return found
-
-
-def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
-    """Names imported anywhere in a file, which may be modules."""
-    text = every[name].decode()
-    for owner, names, module in IMPORT.findall(text if name != ROOT else ""):
-        yield owner or module
-        yield from (f"{owner}.{word}" for word in re.findall(r"\w+", names))
-    if name.endswith("__init__.py") and REGISTERING in text:
-        folder = name.removesuffix("__init__.py")
-        yield from (other for other in every if other.startswith(folder))
-
-
-def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Python and OpenCL C sources of a codl package, with their paths."""
-    for entry in folder.iterdir():
-        path = f"{name}/{entry.name}"
-        if entry.is_file() and entry.name.endswith((".py", ".cl")):
-            yield path, entry.read_bytes()
-        elif entry.is_dir():
-            yield from _codl(entry, path)
+    found = [("__main__.py", Path(agent_archive.__file__).read_bytes()), *_along()]
+    for path in CODL.rglob("*"):
+        name = path.relative_to(CODL).as_posix()
+        if path.suffix in (".py", ".cl") and not name.startswith(HOST_ONLY):
+            found.append((f"codl/{name}", path.read_bytes()))
+    return sorted(found)
 
 
 def _along() -> Iterator[tuple[str, bytes]]:

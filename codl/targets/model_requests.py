@@ -85,9 +85,9 @@ class StartPeer(Request[StartedPeer]):
 
 @dataclass(frozen=True)
 class PeerOutputs(Request[Arrays]):
-    """Read the outputs of a peer's last run; handle 0 is the peer in the agent's own process."""
+    """Read the outputs of a peer's last run."""
 
-    handle: int = 0
+    handle: int
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Close(Request[None]):
 
 
 @dataclass(frozen=True)
-class BecomePeer(Request[str]):
-    """Turn this process into a peer for an ONNX model; the answer is the library's version."""
+class BecomePeer(Request[tuple[int, str]]):
+    """Turn this process into a peer for an ONNX model; answers its handle and version."""
 
     name: str
     model: bytes
@@ -116,6 +116,7 @@ class BecomePeer(Request[str]):
 class FeedPeer(Request[tuple[tuple[int, ...], float]]):
     """Set the peer's inputs and run it for a while; the answer is its cores and mean busy count."""
 
+    handle: int
     inputs: Arrays
     limit_s = 300.0
 
@@ -124,5 +125,6 @@ class FeedPeer(Request[tuple[tuple[int, ...], float]]):
 class RunPeer(Request[tuple[tuple[float, ...], bool]]):
     """Run the peer; the answer is the seconds of each run, and whether its threads went idle."""
 
+    handle: int
     runs: int
     limit_s = 300.0

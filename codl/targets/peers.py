@@ -55,7 +55,8 @@ class PeerProcess:
             environment=environment(len(self.cores)),
         )
         try:
-            self.version = self.agent.ask(BecomePeer(name, model, soc, self.cores, plan))
+            become = BecomePeer(name, model, soc, self.cores, plan)
+            self._handle, self.version = self.agent.ask(become)
         except DeviceError:
             self.agent.close()
             raise
@@ -68,11 +69,11 @@ class PeerProcess:
 
     def feed(self, inputs: Arrays) -> None:
         """Set the inputs, run for a while, and observe the cores."""
-        self.observed_cores, self.busy_cores = self.agent.ask(FeedPeer(inputs))
+        self.observed_cores, self.busy_cores = self.agent.ask(FeedPeer(self._handle, inputs))
 
     def run(self, runs: int) -> Sequence[float]:
         """Seconds of each of `runs` runs; raises `DeviceError` for threads that keep spinning."""
-        seconds, is_idle = self.agent.ask(RunPeer(runs))
+        seconds, is_idle = self.agent.ask(RunPeer(self._handle, runs))
         if not is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
         if len(seconds) != runs:
@@ -80,7 +81,7 @@ class PeerProcess:
         return seconds
 
     def outputs(self) -> Arrays:
-        return self.agent.ask(PeerOutputs())
+        return self.agent.ask(PeerOutputs(self._handle))
 
     def close(self) -> None:
         self.agent.close()
