@@ -22,6 +22,7 @@ from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C, LONGEST_S, tuning_file
 from codl.measure.budget import GRACE_S, Budget
 from codl.measure.collector import Collected, Collection, check_is_new
+from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
@@ -211,7 +212,7 @@ def _measured(
                 samples=job.samples,
                 chooser=agenda.learner,
                 progress=update,
-                cooling=target.cooling(job.cool_down_s, job.hot_c, job.reporter.note),
+                cooling=CoolDown(target.conditions, job.reporter.note, job.hot_c, job.cool_down_s),
                 environment=environment,
             ).run()
         except KeyboardInterrupt as error:

@@ -235,7 +235,7 @@ class Evaluate(PlanningJob):
             how = profiling(target, not self.no_profile)
             context = replace(context, target=target, profiling=how)
             run = EvalRun.of(replace(asked, limits=limits_of(described)), context)
-            cooling = target.cooling(self.cool_down_s, self.hot_c, self.reporter.note)
+            cooling = CoolDown(target.conditions, self.reporter.note, self.hot_c, self.cool_down_s)
             run.run(cooling, budget)
         try:
             run.remember()

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from codl.ir.records.tuned import BenchRow, Refused
     from codl.kernels.tuning import Tuning
     from codl.machine.placement import ProbeResult
-    from codl.measure.cool_down import CoolDown
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
     from codl.measure.ui_frames import Drawn
@@ -168,21 +167,12 @@ class Target:
         """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
 
-    def cooling(self, longest_s: float, hot_c: float, note: Callable[[str], object]) -> CoolDown:
-        """A `CoolDown` that waits at most `longest_s` at a time while a processor has `hot_c` °C.
-
-        `note` receives a line per wait.
-        """
-        from codl.measure.cool_down import CoolDown
-
-        return CoolDown(self.conditions, note, hot_c=hot_c, longest_s=longest_s)
-
     def examine(self) -> Examination:
         """Installed software and settings of the machine; loads no driver, imports no package."""
         return self.ask(requests.Facts("examination"))  # type: ignore[no-any-return]
 
     def libraries(self) -> dict[str, str]:
-        """Versions of the computing libraries, by name; "" if not installed."""
+        """Versions of the installed computing libraries, for which its measurements are valid."""
         return self.ask(requests.Facts("libraries"))
 
     def import_package(self, name: str) -> float:
@@ -305,11 +295,6 @@ def identity_of(target: Target) -> Mapping[str, str]:
         return target.open()
     except (DeviceError, MissingPackageError):
         return {}
-
-
-def libraries_of(target: Target) -> Mapping[str, str]:
-    """Versions of a target's computing libraries, for which its measurements are valid."""
-    return {name: version for name, version in target.libraries().items() if version}
 
 
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:

@@ -121,7 +121,8 @@ class LocalTarget(Target):
             case "examination":
                 return examination.examine(self._files)
             case "libraries":
-                return {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                versions = {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                return {name: version for name, version in versions.items() if version}
             case "clocks_mhz":
                 return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
