@@ -261,7 +261,7 @@ class Tune(DeviceJob):
 
     def run(self) -> TuneRun:
         """Tune until all is tuned, the budget is over, or Ctrl-C; what was found is kept."""
-        from codl.targets import kernel_requests  # a collection does not tune
+        from codl.targets import kernel_runs  # a collection does not tune
 
         soc = soc_on(self, self.serial)
         budget, dataset = Budget(self.budget_s), Dataset.of(soc.name, self.dataset)
@@ -280,7 +280,7 @@ class Tune(DeviceJob):
             origin = recorded(target, Digests(), **asdict(FINAL))
             progress = self.reporter.progress(f"Tuning on {soc.name}")
             with progress as update, budget.keeping(results):
-                done = kernel_requests.tune(
+                done = kernel_runs.tune(
                     target,
                     tasks,
                     tuning,

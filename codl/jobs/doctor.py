@@ -28,7 +28,7 @@ from codl.targets.base import Target
 from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, Finding, register
 from codl.targets.connect import connect, machine_of, prepare
 from codl.targets.install import termux_fix
-from codl.targets.kernel_requests import check_kernels
+from codl.targets.kernel_runs import check_kernels
 
 #: Package whose import loads the OpenCL loader; it has its own check.
 LOADER = "pyopencl"

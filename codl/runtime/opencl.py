@@ -245,16 +245,6 @@ class HostDevice:
         self.soc, self._why = soc, why
         self.lock = lock or threads.ProcessLock()
 
-    @classmethod
-    def of(
-        cls,
-        soc: LocalSoc,
-        why: CodlError,
-        lock: AbstractContextManager[object] | None = None,
-    ) -> OpenClDevice:
-        """A device for executables without GPU commands, and for measuring the CPU side alone."""
-        return cast(OpenClDevice, cls(soc, why, lock))
-
     def check_open(self) -> NoReturn:
         raise self._why
 
@@ -271,3 +261,10 @@ class HostDevice:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._why
+
+
+def host_device(
+    soc: LocalSoc, why: CodlError, lock: AbstractContextManager[object] | None = None
+) -> OpenClDevice:
+    """A device for executables without GPU commands, and for measuring the CPU side alone."""
+    return cast(OpenClDevice, HostDevice(soc, why, lock))

@@ -29,7 +29,7 @@ import msgspec
 
 from codl.errors import DeviceError
 from codl.targets import agent_archive
-from codl.targets.agent_archive import BROUGHT
+from codl.targets.agent_archive import BROUGHT, NEEDED
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 from codl.targets.python_build import bring, is_file_of_build
 from codl.targets.remote import RemoteTarget
@@ -127,7 +127,6 @@ PURPOSES: Mapping[str, str] = {
     "that ncnn has none for",
     "onnx": "measuring ops in ONNX Runtime",
 }
-REQUIRED = ("numpy",)
 #: Fix for a missing package that the agent has a stand-in for.
 STANDS_IN = "The agent has a stand-in for it."
 STAND_INS = ("msgspec", "pyopencl")
@@ -158,7 +157,7 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
     @property
     def can_serve(self) -> bool:
-        return all(self.packages.get(name) for name in REQUIRED)
+        return all(self.packages.get(name) for name in NEEDED)
 
     @property
     def is_termux(self) -> bool:
@@ -240,8 +239,7 @@ def problem_of(shell: DeviceShell) -> str:
         return "has a damaged agent"
     if checked.sha256 != _digest():
         return "has an agent of another codl"
-    missing = [name for name in REQUIRED if not checked.packages.get(name)]
-    return f"has an agent without {', '.join(missing)}" if missing else ""
+    return "" if checked.can_serve else f"has an agent without {', '.join(NEEDED)}"
 
 
 def python_of(shell: DeviceShell) -> Python | None:
@@ -313,7 +311,7 @@ def prepare(shell: DeviceShell, *, can_install: bool, tell: Callable[[str], obje
     brought = f", with {', '.join(done.brought)}" if done.brought else ""
     tell(f"Installed the agent in {shell.folder}{brought}")
     if not done.checked.can_serve:
-        fixes = [f"{name}: {done.fixes[name]}" for name in REQUIRED if name in done.fixes]
+        fixes = [f"{name}: {done.fixes[name]}" for name in NEEDED if name in done.fixes]
         raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
 
 
@@ -347,12 +345,7 @@ def _bring(
             shell.run(add, limit_s=UNPACK_S)
         finally:
             shell.run(["rm", "-f", f"{shell.folder}/{BROUGHT}"])
-    return names(chosen), fixes
-
-
-def names(wheels: Sequence[Path]) -> tuple[str, ...]:
-    """Packages with versions, such as `ncnn==1.2`."""
-    return tuple("==".join(name_of_wheel(wheel)) for wheel in wheels)
+    return tuple("==".join(name_of_wheel(wheel)) for wheel in chosen), fixes
 
 
 def _python(shell: DeviceShell, wanted: Python | None) -> Python:

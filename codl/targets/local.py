@@ -32,7 +32,7 @@ from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
 from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
-from codl.runtime.opencl import HostDevice, OpenClDevice
+from codl.runtime.opencl import OpenClDevice, host_device
 from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
@@ -303,7 +303,7 @@ class LocalTarget(Target):
         try:
             return self._open()
         except (DeviceError, MissingPackageError) as error:
-            return HostDevice.of(self.soc, error)
+            return host_device(self.soc, error)
 
     @cached_property
     def _machine(self) -> ConditionReader:

@@ -128,10 +128,16 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
 
 
 def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
-    """The named build, or python.org's for the device; raises `DeviceError` if it does not fit."""
+    """The named build, or python.org's for the device; raises `CodlError` if none fits."""
     machine = shell.run(["uname", "-m"]).decode().strip()
     if text == BRING:
-        known = published(shell.serial, machine)
+        known = PUBLISHED.get(machine)
+        if known is None:
+            raise UnsupportedError(
+                f"python.org has no build for Android on {machine!r}, which {shell.serial!r} is, "
+                f"but on {' and '.join(PUBLISHED)}: name the command of a Python that is there by "
+                "--python."
+            )
         _check_fits(shell, machine, known.name, SharedLibrary(machine, "bionic", ""))
         return read_build(fetch(known))
     if not Path(text).is_file():
@@ -139,16 +145,6 @@ def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
     build = read_build(Path(text))
     _check_fits(shell, machine, build.source, build.library)
     return build
-
-
-def published(serial: str, machine: str) -> Published:
-    """python.org's build for a device's machine; raises `UnsupportedError` without one."""
-    if machine not in PUBLISHED:
-        raise UnsupportedError(
-            f"python.org has no build for Android on {machine!r}, which {serial!r} is, but on "
-            f"{' and '.join(PUBLISHED)}: name the command of a Python that is there by --python."
-        )
-    return PUBLISHED[machine]
 
 
 def fetch(build: Published) -> Path:

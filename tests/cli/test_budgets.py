@@ -22,7 +22,7 @@ from codl.jobs.interleaved import Evaluation
 from codl.jobs.options import result_file
 from codl.measure.budget import Budget
 from codl.plan.strategies import Context
-from codl.targets import kernel_requests
+from codl.targets import kernel_runs
 from codl.targets.local import LocalTarget
 
 OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]
@@ -92,7 +92,7 @@ def test_tune_prints_what_it_kept_before_ctrl_c(
     monkeypatch.setenv("CODL_CACHE", str(tmp_path / "cache"))
     words = ["tune", "--soc", soc_file, "--datasets", str(tmp_path / "sets"), "--ops", SMALL]
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_requests, "tune", ended_by_ctrl_c(kernel_requests.tune))
+        patch.setattr(kernel_runs, "tune", ended_by_ctrl_c(kernel_runs.tune))
         found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert found["stopped"] == "interrupted"
     assert (found["measured"], len(found["rows"])) == (1, 1)

@@ -29,7 +29,8 @@ from codl.measure.tuner import TuneTask
 from codl.runtime.loaded import Footprint
 from codl.targets import client
 from codl.targets.detect import detect, is_pinned_faster
-from codl.targets.kernel_requests import Bench, Check, Tune, check_kernels, tune
+from codl.targets.kernel_requests import Bench, Check, Tune
+from codl.targets.kernel_runs import check_kernels, tune
 from codl.targets.measuring import Measure, Time
 from codl.targets.model_requests import (
     Binaries,

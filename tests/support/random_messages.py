@@ -206,4 +206,5 @@ _MAKERS: dict[type[inspect.Type], Callable[[_Maker, Any], Any]] = {
     inspect.NamedTupleType: lambda make, kind: [make.made(own.type) for own in kind.fields],
     inspect.DictType: _Maker.mapping,
     inspect.StructType: _Maker.fields,
+    inspect.DataclassType: _Maker.fields,
 }

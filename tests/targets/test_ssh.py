@@ -23,7 +23,7 @@ from codl.machine.placement import LocalSoc
 from codl.measure.check_variants import CheckTask
 from codl.targets import local, ssh
 from codl.targets.connect import connect
-from codl.targets.kernel_requests import check_kernels
+from codl.targets.kernel_runs import check_kernels
 
 pytestmark = [
     pytest.mark.device,

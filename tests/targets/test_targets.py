@@ -34,7 +34,7 @@ from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient
 from codl.targets.connect import Transport, connect, register, transport_of
 from codl.targets.connection import AgentLostError, Connection, FrameError
-from codl.targets.kernel_requests import tune
+from codl.targets.kernel_runs import tune
 from codl.targets.local import LocalTarget
 from codl.targets.measuring import Arriving
 from codl.targets.remote import RemoteTarget

@@ -30,7 +30,7 @@ from codl.measure.tuner import TuneTask
 from codl.predict.features import STORAGES
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
-from codl.targets.kernel_requests import check_kernels, tune
+from codl.targets.kernel_runs import check_kernels, tune
 from codl_published.replay import ReplayTarget
 
 #: Where commands put a dataset that is not the one they replay.
