@@ -41,7 +41,7 @@ from codl.measure.timing import Effort, Protocol
 from codl.measure.ui_frames import Drawn, Frames
 from codl.targets.base import Started, Target
 from codl.targets.connect import connect
-from codl.targets.wire import Arrays
+from codl.targets.requests import Arrays
 
 #: The turns of each engine.
 TURNS = 3

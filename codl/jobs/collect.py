@@ -261,6 +261,8 @@ class Tune(DeviceJob):
 
     def run(self) -> TuneRun:
         """Tune until all is tuned, the budget is over, or Ctrl-C; what was found is kept."""
+        from codl.targets import kernel_runs  # a collection does not tune
+
         soc = soc_on(self, self.serial)
         budget, dataset = Budget(self.budget_s), Dataset.of(soc.name, self.dataset)
         ops = load_ops((*self.models, *self.ops) or MEASURED)
@@ -278,8 +280,13 @@ class Tune(DeviceJob):
             origin = recorded(target, Digests(), **asdict(FINAL))
             progress = self.reporter.progress(f"Tuning on {soc.name}")
             with progress as update, budget.keeping(results):
-                done = target.tune(
-                    tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
+                done = kernel_runs.tune(
+                    target,
+                    tasks,
+                    tuning,
+                    keep=keep,
+                    budget_s=budget.share().seconds,
+                    progress=update,
                 )
         if budget.ended == "interrupted":
             done = cut_short(tasks, tuning, soc, results, seconds=budget.spent_s)

@@ -28,6 +28,7 @@ from codl.targets.base import Target
 from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, Finding, register
 from codl.targets.connect import connect, machine_of, prepare
 from codl.targets.install import termux_fix
+from codl.targets.kernel_runs import check_kernels
 
 #: Package whose import loads the OpenCL loader; it has its own check.
 LOADER = "pyopencl"
@@ -214,7 +215,7 @@ def _checked(
         closing(target.fresh()) as fresh,
         under_test.progress(label) as progress,
     ):
-        return fresh.check_kernels(tasks, budget_s=under_test.budget_s, progress=progress)
+        return check_kernels(fresh, tasks, budget_s=under_test.budget_s, progress=progress)
 
 
 def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:

@@ -136,9 +136,8 @@ def _end(status: str, reason: str, trials: tuple[Trial, ...]) -> dict[str, Any]:
     return {"status": status, "reason": reason, **counts}
 
 
-#: Callback for a search's progress: a task's index at its start, its index and result, or the
-#: number of finished tasks.
-Emit: TypeAlias = Callable[[Literal["begin", "done", "progress"], int, Tuned | None], object]
+#: Callback for a search's progress: a task's index at its start, its index and outcome.
+Emit: TypeAlias = Callable[[Literal["begin", "done"], int, Tuned | Failure | None], object]
 
 
 def tune(
@@ -148,8 +147,8 @@ def tune(
     *,
     emit: Emit = lambda *event: None,
     budget: Budget | None = None,
-) -> dict[int, Failure]:
-    """Search tasks, each from its trials in `begun`; returns the failures by index.
+) -> None:
+    """Search tasks, each from its trials in `begun`.
 
     Tasks share the remaining budget equally. Raises `MismatchError` for a driver other than the
     SoC file's.
@@ -157,19 +156,9 @@ def tune(
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
     before, budget = {result.key: result.trials for result in begun}, budget or Budget()
-    failures: dict[int, Failure] = {}
-
-    def progress(done: int, total: int, left_s: float) -> None:
-        emit("progress", done, None)
-
-    for index, (task, share) in enumerate(budget.shared(tasks, progress)):
+    for index, (task, share) in enumerate(budget.shared(tasks)):
         emit("begin", index, None)
-        outcome = Search(gpu, task, share, before.get(task.key, ())).run()
-        if isinstance(outcome, Tuned):
-            emit("done", index, outcome)
-        else:
-            failures[index] = outcome
-    return failures
+        emit("done", index, Search(gpu, task, share, before.get(task.key, ())).run())
 
 
 def cut_short(

@@ -32,11 +32,11 @@ from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
 from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
-from codl.runtime.opencl import HostDevice, OpenClDevice
+from codl.runtime.opencl import OpenClDevice, host_device
 from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
+from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
@@ -117,7 +117,8 @@ class LocalTarget(Target):
             case "examination":
                 return examination.examine(self._files)
             case "libraries":
-                return {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                versions = {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                return {name: version for name, version in versions.items() if version}
             case "clocks_mhz":
                 return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
@@ -140,7 +141,6 @@ class LocalTarget(Target):
         return self._answer_of_kernels(request, emit)
 
     def _answer_of_kernels(self, request: Request[Any], emit: EventHandler) -> object:
-        from codl.measure.budget import Budget
         from codl.measure.op_runner import bench
         from codl.targets import kernel_requests
 
@@ -150,20 +150,13 @@ class LocalTarget(Target):
                     return bench(device, op, tuning, every=every)
             case kernel_requests.DrawFrames(seconds):
                 return self._ui_probe.draw(seconds)
-            case kernel_requests.Tune(tasks, begun, budget_s):
-                from codl.measure.tuner import tune
-
+            case kernel_requests.Tune():
                 with self._measuring() as device:
-                    failed = tune(device, tasks, begun, emit=emit, budget=Budget(budget_s))
-                return tuple(
-                    kernel_requests.TuneFailure(index, failure.reason, failure.trials)
-                    for index, failure in failed.items()
-                )
-            case kernel_requests.Check(tasks, budget_s):
-                from codl.measure.check_variants import check_all
-
+                    kernel_requests.answer_tune(device, request, emit)
+                return None
+            case kernel_requests.Check():
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    check_all(self._open(), tasks, emit=emit, budget=Budget(budget_s))
+                    kernel_requests.answer_check(self._open(), request, emit)
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
@@ -302,7 +295,7 @@ class LocalTarget(Target):
         try:
             return self._open()
         except (DeviceError, MissingPackageError) as error:
-            return HostDevice.of(self.soc, error)
+            return host_device(self.soc, error)
 
     @cached_property
     def _machine(self) -> ConditionReader:

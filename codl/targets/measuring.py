@@ -20,7 +20,7 @@ from codl.measure.dataset import Row
 from codl.measure.tasks import MeasureBatch, Measurement, Task
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.targets.connection import FrameError
-from codl.targets.wire import EventKind, Request
+from codl.targets.requests import EventKind, Request
 
 #: Most characters kept of a device's text.
 MOST_LETTERS = 300

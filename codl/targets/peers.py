@@ -21,8 +21,8 @@ from codl.measure.timing import timed
 from codl.runtime.drivers import COUNTS
 from codl.targets.child import first_line, inherited
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
-from codl.targets.wire import Arrays
+from codl.targets.model_requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
+from codl.targets.requests import Arrays
 
 #: Prefixes of variables that set libraries' threads. A peer gets its threads by its own options.
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)
@@ -55,7 +55,8 @@ class PeerProcess:
             environment=environment(len(self.cores)),
         )
         try:
-            self.version = self.agent.ask(BecomePeer(name, model, soc, self.cores, plan))
+            become = BecomePeer(name, model, soc, self.cores, plan)
+            self._handle, self.version = self.agent.ask(become)
         except DeviceError:
             self.agent.close()
             raise
@@ -67,11 +68,11 @@ class PeerProcess:
 
     def feed(self, inputs: Arrays) -> None:
         """Set the inputs, run for a while, and count the busy cores."""
-        self.busy_cores = self.agent.ask(FeedPeer(inputs))
+        self.busy_cores = self.agent.ask(FeedPeer(self._handle, inputs))
 
     def run(self, runs: int) -> Sequence[float]:
         """Seconds of each of `runs` runs; raises `DeviceError` for threads that keep spinning."""
-        seconds, is_idle = self.agent.ask(RunPeer(runs))
+        seconds, is_idle = self.agent.ask(RunPeer(self._handle, runs))
         if not is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
         if len(seconds) != runs:
@@ -79,7 +80,7 @@ class PeerProcess:
         return seconds
 
     def outputs(self) -> Arrays:
-        return self.agent.ask(PeerOutputs())
+        return self.agent.ask(PeerOutputs(self._handle))
 
     def close(self) -> None:
         self.agent.close()

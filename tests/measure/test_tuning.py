@@ -112,9 +112,9 @@ def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any)
     return replace(made, **changes)
 
 
-def tuned(*given: Any, **more: Any) -> list[Tuned]:
+def tuned(*given: Any, **more: Any) -> list[Any]:
     """The results of `tune`."""
-    found: list[Tuned] = []
+    found: list[Any] = []
     tune(*given, emit=lambda kind, index, one: kind == "done" and found.append(one), **more)
     return found
 
@@ -192,7 +192,7 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
 
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, {"repeats": -2})
-    failure = tune(gpu, [TuneTask(OP, variant)])[0]
+    (failure,) = tuned(gpu, [TuneTask(OP, variant)])
     assert "does not build" in failure.reason
     assert all(trial.latency_ms is None for trial in failure.trials)
 

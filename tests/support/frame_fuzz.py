@@ -11,7 +11,7 @@ import msgspec
 
 from codl.targets.agent import request_class
 from codl.targets.connection import HEAD, MAGIC, Connection
-from codl.targets.wire import Answered, Event, RequestMessage, Response, decode, form_of_request
+from codl.targets.wire import Answered, Event, RequestMessage, Response, decode
 from support.fuzzing import Subject
 from support.message_seeds import ANSWER, EVENT, REPLIES, REQUESTS
 from support.mutations import BYTES, TREE
@@ -60,7 +60,7 @@ def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[by
         receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming)
         said, blobs = receiver.receive()
         if isinstance(said, RequestMessage):
-            decode(form_of_request(request_class(said.kind)), said.content, blobs)
+            decode(request_class(said.kind), said.content, blobs)
         elif isinstance(said, Answered):
             decode(ANSWER, said.value, blobs)
         elif isinstance(said, Event):

@@ -30,24 +30,20 @@ from codl.runtime.loaded import Footprint
 from codl.targets import client
 from codl.targets.detect import detect
 from codl.targets.kernel_requests import Bench, Check, Tune
+from codl.targets.kernel_runs import check_kernels, tune
 from codl.targets.measuring import Measure, Time
-from codl.targets.remote import RemoteTarget
-from codl.targets.requests import (
-    Begin,
+from codl.targets.model_requests import (
     Binaries,
-    Facts,
-    ImportPackage,
     Load,
     LoadedModel,
-    MissingArrays,
-    Open,
     PeerOutputs,
-    Probe,
     Profile,
     Run,
     StartedPeer,
     StartPeer,
 )
+from codl.targets.remote import RemoteTarget
+from codl.targets.requests import Begin, Facts, ImportPackage, Open, Probe
 from codl.targets.wire import VERSION, Hello
 from support.device_doubles import BOARD
 from support.executables import small_executable
@@ -85,8 +81,11 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
     (
-        lambda target: target.tune(
-            [TuneTask(OP, registry.find(OP, "gpu_direct"))], Tuning(), keep=lambda result: None
+        lambda target: tune(
+            target,
+            [TuneTask(OP, registry.find(OP, "gpu_direct"))],
+            Tuning(),
+            keep=lambda result: None,
         ),
         [Tune],
     ),
@@ -94,13 +93,13 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.examine(), [Facts("examination")]),
     (lambda target: target.import_package("numpy"), [ImportPackage]),
     (
-        lambda target: target.check_kernels(
-            [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
+        lambda target: check_kernels(
+            target, [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
         ),
         [Check],
     ),
     (lambda target: target.open(), [Open]),
-    (lambda target: target.load(EXECUTABLE), [MissingArrays, Load]),
+    (lambda target: target.load(EXECUTABLE), [Load]),
     (lambda target: target.load(EXECUTABLE).run(), [Run]),
     (lambda target: target.load(EXECUTABLE).profile(), [Profile]),
     (lambda target: target.binaries(target.load(EXECUTABLE)), [Binaries]),
@@ -114,7 +113,6 @@ _TOLD = {"version": "OpenCL 3.0", "extensions": (), "half": False}
 DEVICE = ProbedDevice(**{**_FACTS, **_TOLD})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
-    answered(MissingArrays, ()),
     answered(Load, LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None)),
 )
 _RAN = (*_LOADED, answered(Run, _OUTPUTS))

@@ -13,16 +13,25 @@ from unittest.mock import patch
 
 from codl.errors import DeviceError
 from codl.runtime import probe
-from codl.targets import agent, kernel_requests, local, measuring, peers, requests
+from codl.targets import (
+    agent,
+    kernel_requests,
+    local,
+    measuring,
+    model_requests,
+    peers,
+    requests,
+)
 from codl.targets.agent import Agent
 from codl.targets.connection import Connection, ConnectionEnded
-from codl.targets.wire import Failed, Hello, Request, Response
+from codl.targets.requests import Request
+from codl.targets.wire import Failed, Hello, Response
 from support.random_messages import asks, stream
 
 #: All requests to an agent.
 EVERY: Sequence[type[Request[Any]]] = tuple(
     kind
-    for module in (requests, measuring, kernel_requests)
+    for module in (requests, model_requests, measuring, kernel_requests)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
 )

@@ -9,25 +9,21 @@ import numpy as np
 
 from codl.ir import parse
 from codl.ir.records.tuned import Trial, Tuned
-from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.check_variants import CheckTask
 from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, SignalTask, StageTask
 from codl.measure.timing import Effort, Rounds
 from codl.targets.kernel_requests import Check
 from codl.targets.measuring import Measure, MeasuredRow, Time
-from codl.targets.requests import Load, PeerOutputs, Probe, Run
+from codl.targets.model_requests import Load, PeerOutputs, Run
+from codl.targets.requests import Probe, Request
 from codl.targets.wire import (
     Answered,
     Event,
     Failed,
     Hello,
-    Request,
     RequestMessage,
     Response,
     encode,
-    form_of,
-    form_of_request,
 )
 
 CONV = "conv2d in=1x8x8x8 oc=8 kernel=3x3 pad=1"
@@ -42,7 +38,7 @@ Parts = list[bytes]
 
 def sent(request: Request[Any]) -> tuple[RequestMessage, Parts]:
     """The message of a request, and its blobs."""
-    text, blobs = encode(form_of_request(type(request)), request)
+    text, blobs = encode(request)
     return RequestMessage(type(request).__name__, text), [bytes(blob) for blob in blobs]
 
 
@@ -53,7 +49,7 @@ def answer_type(request: type[Request[Any]] | Request[Any]) -> Any:
 
 def answered(request: type[Request[Any]] | Request[Any], value: Any) -> tuple[Answered, Parts]:
     """The message of an answer to a request."""
-    text, blobs = encode(form_of(answer_type(request)), value)
+    text, blobs = encode(value)
     return Answered(text), [bytes(blob) for blob in blobs]
 
 
@@ -77,16 +73,16 @@ REQUESTS: Sequence[tuple[RequestMessage, Parts]] = [
             )
         )
     ),
-    sent(Check((CheckTask(OP, registry.find(OP, "gpu_direct")),), 60.0)),
+    sent(Check(((OP, "gpu_direct"),), 60.0)),
     sent(Load(b"{}", ARRAYS)),
     sent(Run(1, ARRAYS)),
     sent(Time({"a": 1}, Effort(), True, TUNING)),
 ]
 #: Types of the values in the seeds of answers and events.
-ANSWER, EVENT = form_of(answer_type(PeerOutputs)), form_of(MeasuredRow)
+ANSWER, EVENT = answer_type(PeerOutputs), MeasuredRow
 REPLIES: Sequence[tuple[Response, Parts]] = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
-    (Event("done", 0, encode(EVENT, MeasuredRow({"latency_ms": 1.0}, False))[0]), []),
+    (Event("done", 0, encode(MeasuredRow({"latency_ms": 1.0}, False))[0]), []),
     answered(PeerOutputs, ARRAYS),
 ]

@@ -15,7 +15,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.tasks import MeasureBatch
 from codl.measure.timing import Rounds
 from codl.targets.connection import FrameError
-from codl.targets.kernel_requests import Remaining
+from codl.targets.kernel_runs import Remaining
 from codl.targets.measuring import MOST_LETTERS, Arriving, MeasuredRow, check_anchors, checked_row
 
 TASKS = tuple(conv_tasks()[:3])

@@ -17,7 +17,7 @@ from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
 from codl.registry import VARIABLE
 from codl.targets.connect import connect
-from codl.targets.requests import Load, Run
+from codl.targets.model_requests import Load, Run
 
 NETWORK = network_of(
     (

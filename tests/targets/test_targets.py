@@ -34,6 +34,7 @@ from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient
 from codl.targets.connect import Transport, connect, register, transport_of
 from codl.targets.connection import AgentLostError, Connection, FrameError
+from codl.targets.kernel_runs import tune
 from codl.targets.local import LocalTarget
 from codl.targets.measuring import Arriving
 from codl.targets.remote import RemoteTarget
@@ -111,14 +112,18 @@ def test_choices_are_tuned(target: Target) -> None:
     tasks = tune_tasks([parse("fc in=1x32x5x5 oc=40")], target.soc, [1.0])[:1]
     kept: list[Any] = []
     steps: list[int] = []
-    run = target.tune(
-        tasks, Tuning(), keep=kept.append, progress=lambda done, total, left: steps.append(done)
+    run = tune(
+        target,
+        tasks,
+        Tuning(),
+        keep=kept.append,
+        progress=lambda done, total, left: steps.append(done),
     )
     assert [result.key for result in run.results] == [tasks[0].key]
     assert kept == list(run.results)
     assert kept[0].trials
     assert (steps, run.left) == ([1], 0)
-    again = target.tune(tasks, Tuning.of(kept), keep=kept.append)
+    again = tune(target, tasks, Tuning.of(kept), keep=kept.append)
     assert [result.key for result in again.known] == [tasks[0].key]
     assert len(kept) == 1
 

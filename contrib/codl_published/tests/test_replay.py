@@ -30,6 +30,7 @@ from codl.measure.tuner import TuneTask
 from codl.predict.features import STORAGES
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
+from codl.targets.kernel_runs import check_kernels, tune
 from codl_published.replay import ReplayTarget
 
 #: Where commands put a dataset that is not the one they replay.
@@ -256,9 +257,9 @@ def test_tasks_to_tune_or_check_are_refused(recorded: Dataset) -> None:
     target, op = replayed(recorded), parse("fc in=1x4x1x1 oc=2")
     cpu, gpu = (registry.find(op, name) for name in ("cpu_gemv", "gpu_direct"))
     with pytest.raises(UnsupportedError, match="cannot answer Check"):
-        target.check_kernels([CheckTask(op, cpu)])
+        check_kernels(target, [CheckTask(op, cpu)])
     with pytest.raises(UnsupportedError, match="cannot answer Tune"):
-        target.tune([TuneTask(op, gpu)], Tuning(), keep=lambda result: None)
+        tune(target, [TuneTask(op, gpu)], Tuning(), keep=lambda result: None)
 
 
 def test_it_has_no_soc_of_its_own(recorded: Dataset) -> None:
