@@ -274,14 +274,13 @@ def _components(count: int, links: Iterable[Link]) -> list[int]:
         elif at not in seen:
             seen.add(at)
             left += [~at, *behind[at]]
-    number, place = 0, [-1] * count
-    for root in reversed(finished):
+    place = [-1] * count
+    for number, root in enumerate(reversed(finished)):
         left = [root]
         while left:
             if place[at := left.pop()] < 0:
                 place[at] = number
                 left += before[at]
-        number += 1
     return place
 
 
