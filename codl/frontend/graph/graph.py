@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -280,37 +281,32 @@ def applied(graph: Graph, rewrites: Collection[Rewrite]) -> Graph:
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes in topological order, from any order.
+    """Nodes in topological order, of all such orders the one nearest to the given.
 
-    A node comes in the first round in which all its inputs exist; within a round, the given order
-    stays. Raises `UnsupportedError` for a cycle.
+    Raises `UnsupportedError` for a cycle.
     """
     given = list(nodes)
     makers: dict[str, list[int]] = {}
     for at, node in enumerate(given):
         for name in filter(None, node.outputs):
             makers.setdefault(name, []).append(at)
-    before = [list(_distinct(makers, node.reads)) for node in given]
     behind: list[list[int]] = [[] for _ in given]
-    for at, sources_of in enumerate(before):
-        for maker in sources_of:
+    left = []
+    for at, node in enumerate(given):
+        before = {maker for name in node.reads for maker in makers.get(name, ())}
+        left.append(len(before))
+        for maker in before:
             behind[maker].append(at)
-    left = list(map(len, before))
     ready = [at for at, count in enumerate(left) if not count]
-    rounds = [0] * len(given)
-    for at in ready:  # grows
+    ordered = []
+    while ready:
+        ordered.append(at := heappop(ready))
         for reader in behind[at]:
-            rounds[reader] = max(rounds[reader], rounds[at] + (reader < at))
             left[reader] -= 1
             if not left[reader]:
-                ready.append(reader)
-    if len(ready) < len(given):
+                heappush(ready, reader)
+    if len(ordered) < len(given):
         circle = [node.name for node, count in zip(given, left, strict=True) if count]
         names = ", ".join(map(repr, circle[:3]))
         raise UnsupportedError(f"The nodes {names} read what they make themselves, in a circle.")
-    return [given[at] for at in sorted(ready, key=lambda at: (rounds[at], at))]
-
-
-def _distinct(makers: Mapping[str, list[int]], names: Iterable[str]) -> Iterator[int]:
-    """Indices of the nodes that make these tensors."""
-    return iter(dict.fromkeys(at for name in names for at in makers.get(name, ())))
+    return [given[at] for at in ordered]
