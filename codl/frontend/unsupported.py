@@ -60,14 +60,7 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
     inside = {name for node in nodes for name in node.outputs}
     reads = dict.fromkeys(name for node in nodes for name in node.reads)
     inputs = [name for name in reads if name not in inside and name not in graph.constants]
-    names = {node.name for node in nodes}
-    outputs = [
-        name
-        for node in nodes
-        for name in filter(None, node.outputs)
-        if graph.is_handed_out(name)
-        or any(reader.name not in names for reader in graph.consumers(name))
-    ]
+    outputs = _results(graph, nodes)
     for node in nodes:
         for name in outputs:
             if name in node.outputs and name in graph.unknown:
@@ -88,6 +81,18 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
     exact = any(graph.types.get(name) in WIDE_INTEGERS for name in outputs)
     attributes = {"model": model.SerializeToString(), "nodes": kinds, "exact": exact}
     return Node(nodes[0].name, ENCLOSED, tuple(inputs), tuple(outputs), attributes)
+
+
+def _results(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """Tensors of a group that other nodes or the caller read."""
+    names = {node.name for node in nodes}
+    return [
+        name
+        for node in nodes
+        for name in filter(None, node.outputs)
+        if graph.is_handed_out(name)
+        or any(reader.name not in names for reader in graph.consumers(name))
+    ]
 
 
 def _model(
@@ -294,13 +299,7 @@ def fold_constants(graph: Graph) -> Graph:
     types: dict[str, int] = {}
     gone: set[str] = set()
     for nodes in _groups(graph):
-        names = {node.name for node in nodes}
-        wanted = [
-            name
-            for node in nodes
-            for name in filter(None, node.outputs)
-            if graph.is_handed_out(name) or any(n.name not in names for n in graph.consumers(name))
-        ]
+        wanted = _results(graph, nodes)
         try:
             made = dict(zip(wanted, _computed(graph, nodes, wanted), strict=True))
             types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in made.items()}
@@ -309,7 +308,7 @@ def fold_constants(graph: Graph) -> Graph:
         if any(value.dtype == object for value in made.values()):  # texts are no tensors here
             continue
         values |= made
-        gone |= names
+        gone |= {node.name for node in nodes}
     if not gone:
         return graph
     return replace(
