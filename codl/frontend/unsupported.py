@@ -29,10 +29,9 @@ from codl.frontend.graph.weights import (
     LEAST_IR_VERSION,
     Model,
     all_graphs,
-    graphs_of,
     refill,
 )
-from codl.ir.onnx_node import Node
+from codl.ir.onnx_node import Node, graphs_of
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 

@@ -58,11 +58,6 @@ def text_of(info: onnx.ValueInfoProto) -> str:
     )
 
 
-def fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with 1 for an open batch size; raises as `fix_shapes`."""
-    return fix_shapes(proto, {})
-
-
 def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.ModelProto:
     """The model with all input sizes fixed.
 
@@ -296,10 +291,7 @@ def set_batch(proto: onnx.ModelProto, images: int) -> None:
     """
     if not 1 <= images <= MOST:
         raise CodlError(f"A batch must be of 1 to {MOST} images, got {images}.")
-    constants = {item.name for item in proto.graph.initializer}
-    for info in proto.graph.input:
-        if info.name in constants:
-            continue
+    for info in data_inputs(proto):
         sizes = info.type.tensor_type.shape.dim
         if not sizes:
             raise CodlError(f"The input {info.name!r} is a single number: it has no batch.")
