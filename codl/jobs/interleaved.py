@@ -74,7 +74,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     from codl.frontend.convert import network_of
     from codl.frontend.graph.integer_products import reference_session
     from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
-    from codl.frontend.graph.shapes import fix_batch
+    from codl.frontend.graph.shapes import fix_shapes
 
     source = models.load(model, batch)
     imported = import_onnx(source.model, source.name)
@@ -88,7 +88,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
             problem = problem or error
             continue
         outputs = dict(zip(names, values, strict=True))
-        return network, ReferenceRun(fix_batch(loaded.whole()), inputs, outputs)
+        return network, ReferenceRun(fix_shapes(loaded.whole(), {}), inputs, outputs)
     raise UnsupportedError(f"ONNX Runtime cannot run the model: {said_by_onnx_runtime(problem)}")
 
 
