@@ -9,13 +9,13 @@ from codl.kernels.registry import VARIANTS
 #: The modules of each op kind.
 MODULES = {
     "attention": ("attention",),
-    "concat": ("layout",),
-    "concat_nd": ("layout",),
+    "concat": ("concat",),
+    "concat_nd": ("strided",),
     "conv2d": ("conv2d",),
     "conv_transpose2d": ("conv_transpose2d",),
     "eltwise": ("eltwise",),
     "fc": ("fc",),
-    "reshape": ("layout",),
+    "reshape": ("strided",),
     "matmul": ("matmul",),
     "norm": ("rows",),
     "onnx": ("cpu",),
