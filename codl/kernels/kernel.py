@@ -128,6 +128,10 @@ class Grid:
         size, local, used = ((*each, teams) for each in sizes)
         return size, local, used
 
+    def launch(self, kernel: str, *args: base.Arg, **named: Any) -> KernelLaunch:
+        """A launch over the grid, whose first number is the strip; see `launch`."""
+        return launch(kernel, self.sizes, *args, strip=self.strip, **named)
+
 
 def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLaunch:
     """A launch over `sizes`, with tensors and constants first, then named numbers.

@@ -87,10 +87,14 @@ def _members() -> list[tuple[str, bytes]]:
     return sorted([*modules, *_along()])
 
 
+#: Endings of files that modules read from beside them.
+BESIDE = (".cl", ".csv")
+
+
 def _needed() -> dict[str, bytes]:
-    """Files of codl that an agent needs: OpenCL sources, and modules imported transitively."""
+    """Files of codl that an agent needs: sources, tables, and modules imported transitively."""
     every = dict(_codl(resources.files("codl"), "codl"))
-    found = {name: own for name, own in every.items() if name.endswith(".cl")}
+    found = {name: own for name, own in every.items() if name.endswith(BESIDE)}
     left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
     while left:
         path = PurePosixPath(left.pop().removesuffix(".py").replace(".", "/"))
@@ -114,10 +118,10 @@ def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Python and OpenCL C sources of a codl package, with their paths."""
+    """Python and OpenCL C sources, and tables, of a codl package, with their paths."""
     for entry in folder.iterdir():
         path = f"{name}/{entry.name}"
-        if entry.is_file() and entry.name.endswith((".py", ".cl")):
+        if entry.is_file() and entry.name.endswith((".py", *BESIDE)):
             yield path, entry.read_bytes()
         elif entry.is_dir():
             yield from _codl(entry, path)

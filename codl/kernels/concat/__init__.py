@@ -11,7 +11,7 @@ from codl.ir.ops.movement import Concat, ConcatColumns
 from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
-from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, launch, of_every_storage
+from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, of_every_storage
 from codl.kernels.tiling import TEXEL, ceil_div, waves
 
 #: The most pixels of a work-item on a CPU (about 5 us), and with emulated images.
@@ -52,12 +52,9 @@ class GpuConcat(ColumnKernel):
         first_block, shift = divmod(offset, width)
         pixels, blocks = op.output.h * op.output.w, ceil_div(offset + channels, width) - first_block
         grid = Grid.of(pixels, blocks, MOST_PIXELS, soc)
-        return launch(
+        return grid.launch(
             "concat_shifted" if shift else "concat_blocks",
-            grid.sizes,
-            TensorArg("input", index),
-            ENDS[1],
-            strip=grid.strip,
+            *(TensorArg("input", index), ENDS[1]),
             first_block=first_block,
             **({"shift": shift, "in_blocks": soc.gpu.blocks(channels)} if shift else {}),
             pixels=pixels,
@@ -120,13 +117,9 @@ def _join(op: Concat, index: int, soc: Soc) -> KernelLaunch | None:
         return None
     pixels, following = op.output.h * op.output.w, min(index + 1, len(op.inputs) - 1)
     grid = Grid.of(pixels, stop - first, LONGEST_IN_IMAGES, soc)
-    return launch(
+    return grid.launch(
         "concat_image",
-        grid.sizes,
-        TensorArg("input", index),
-        TensorArg("input", following),
-        ENDS[1],
-        strip=grid.strip,
+        *(TensorArg("input", index), TensorArg("input", following), ENDS[1]),
         width=op.output.w,
         pixels=pixels,
         first_texel=first,

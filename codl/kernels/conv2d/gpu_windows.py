@@ -14,7 +14,7 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
 from codl.ir.types import ImageSize
 from codl.kernels import kernel, tiling
-from codl.kernels.base import ENDS, WEIGHTED, Choice, ConstantArg, KernelPlan, ScratchArg
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, ScratchArg
 from codl.kernels.conv2d import gpu, gpu_winograd
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
 from codl.kernels.conv2d.gpu_winograd import input_args, refuse_window, tile_counts
@@ -130,11 +130,10 @@ class GpuDepthwise(GpuConv):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_depthwise", *WEIGHTED, tiles=t.tiles, **window_args(op)),
             macros=window_macros(op, choice["pixels"]),
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
@@ -236,11 +235,11 @@ class GpuNarrow(GpuConv):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), soc.gpu.vector_width
         in_blocks = soc.gpu.blocks(op.input.c)
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "in_blocks": in_blocks}
+        sizes = {"tiles": t.tiles, "in_blocks": in_blocks, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_narrow", t.grid.sizes, *WEIGHTED, **sizes, **window_args(op)),
+            t.grid.launch("conv2d_narrow", *WEIGHTED, **sizes),
             macros={"PIXELS": choice["pixels"], "OUTS": op.out_channels, "STRIDE_W": op.stride.w},
             pack=lambda weight: _pack(weight, width),
         )
@@ -342,7 +341,6 @@ class GpuImage(OverImages):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))
         sizes = {
-            "strip": t.grid.strip,
             "tiles": t.tiles,
             "tiles_w": t.in_row,
             "in_blocks": -(-(op.input.c // op.groups) // TEXEL),
@@ -352,7 +350,7 @@ class GpuImage(OverImages):
         return self.convolved(
             op,
             soc,
-            launch("conv2d_image", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_image", *WEIGHTED, **sizes),
             macros={
                 **team_macros(t.grid),
                 "PIXELS": choice["pixels"],
@@ -398,11 +396,11 @@ class GpuImageDepthwise(OverImages):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
+        sizes = {"tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_image_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_image_depthwise", *WEIGHTED, **sizes),
             macros={"PIXELS": choice["pixels"]},
             pack=lambda weight: pack_windows(weight, TEXEL),
             images={"weight"},
@@ -514,8 +512,11 @@ class GpuImageWinograd(GpuConv):
         tiles, in_blocks, out_blocks, points_w, points_h, sums_w, sums_h = (
             int(column[0]) for column in (t.tiles, t.in_blocks, t.out_blocks, *t.points, *t.sums)
         )
-        (source, target), bias = ENDS, ConstantArg("bias")
+        source, target, weight, bias = WEIGHTED
         points, sums = ScratchArg("points"), ScratchArg("sums")
+        over_inputs, over_outputs = (
+            Grid.of(tiles, blocks, 1, soc).sizes for blocks in (in_blocks, out_blocks)
+        )
         counts = {"tiles": tiles, "tiles_w": t.tiles_w}
         into = {**counts, "blocks": in_blocks, **input_args(op)}
         product = {"tiles": tiles, "in_blocks": in_blocks, "out_blocks": out_blocks}
@@ -523,25 +524,9 @@ class GpuImageWinograd(GpuConv):
         return self.convolved(
             op,
             soc,
-            launch(
-                "winograd_image_input",
-                Grid.of(tiles, in_blocks, 1, soc).sizes,
-                source,
-                points,
-                **into,
-            ),
-            launch(
-                "winograd_image_product",
-                t.grid.sizes,
-                *(points, sums, ConstantArg("weight")),
-                **product,
-            ),
-            launch(
-                "winograd_image_output",
-                Grid.of(tiles, out_blocks, 1, soc).sizes,
-                *(sums, target, bias),
-                **out_of,
-            ),
+            launch("winograd_image_input", over_inputs, source, points, **into),
+            launch("winograd_image_product", t.grid.sizes, points, sums, weight, **product),
+            launch("winograd_image_output", over_outputs, sums, target, bias, **out_of),
             macros={**team_macros(t.grid), "TILE": choice["tile"], "SIDE": choice["tile"] + 2},
             pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
             scratch={

@@ -12,7 +12,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels import cpu
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NamedArrays, NcnnLayer, OrtPlan, ints, node, of_onnx, window_layer
-from codl.kernels.kernel import BLOCKS, Grid, Kernel, launch, of_every_storage
+from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
 from codl.kernels.tiling import ceil_div, holds, pack_bias, round_up, waves
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
@@ -76,11 +76,9 @@ class GpuDirect(Kernel):
 
     def build(self, op: ConvTranspose2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = _Tiling.of(op, soc, choice), soc.gpu.vector_width
-        transposed = launch(
+        transposed = t.grid.launch(
             "conv_transpose2d_direct",
-            t.grid.sizes,
             *WEIGHTED,
-            strip=t.grid.strip,
             tiles=t.tiles,
             row_tiles=t.row_tiles,
             in_blocks=soc.gpu.blocks(op.input.c),
@@ -91,14 +89,11 @@ class GpuDirect(Kernel):
             reach=t.reach,
             per_out=op.out_channels // op.groups,
             per_in=op.input.c // op.groups,
-            kernel_h=op.kernel.h,
-            kernel_w=op.kernel.w,
-            stride_h=op.stride.h,
-            stride_w=op.stride.w,
-            crop_h=op.crop.h,
-            crop_w=op.crop.w,
-            dilation_h=op.dilation.h,
-            dilation_w=op.dilation.w,
+            **{
+                f"{name}_{axis}": getattr(getattr(op, name), axis)
+                for name in ("kernel", "stride", "crop", "dilation")
+                for axis in "hw"
+            },
         )
         return self.assemble(
             op,

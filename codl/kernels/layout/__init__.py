@@ -10,7 +10,7 @@ from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, KernelPlan
-from codl.kernels.kernel import Grid, launch
+from codl.kernels.kernel import Grid
 from codl.kernels.tiling import base_defines, ceil_div, texels
 
 #: The most V x V chunks of a work-item on a CPU.
@@ -63,7 +63,7 @@ def transform(
             numbers = {"width": part.w, **numbers}
         else:
             numbers = {"width": part.w, "first": lead, "pixels": pixels}
-    copy = launch(kernel, grid.sizes, *ENDS, strip=grid.strip, **numbers)
+    copy = grid.launch(kernel, *ENDS, **numbers)
     halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
     return KernelPlan(
         source=f"layout/{file}.cl",

@@ -133,7 +133,6 @@ class GpuDirect(ColumnKernel):
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = _Tiling.of(*self.alone(op, soc, choice))
-        window = window_args(op)
         macros: dict[str, int | bool] = {**_mode(op)}
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
@@ -141,8 +140,7 @@ class GpuDirect(ColumnKernel):
             macros |= window_macros(op, choice["pixels"])
             if soc.gpu.is_cpu:
                 macros |= {"KERNEL_H": op.kernel.h, "DILATION_H": op.dilation.h}
-        numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
-        pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
+        pool = t.grid.launch(kernel, *ENDS, **{tiles: t.tiles}, **window_args(op))
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)
 
 
@@ -213,14 +211,7 @@ class GpuImage(Kernel):
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
         pixels = op.output.h * op.output.w
         grid = _windows(op, pixels, texels(op.input.c), soc)
-        pool = launch(
-            "pool2d_image",
-            grid.sizes,
-            *ENDS,
-            strip=grid.strip,
-            out_pixels=pixels,
-            **window_args(op),
-        )
+        pool = grid.launch("pool2d_image", *ENDS, out_pixels=pixels, **window_args(op))
         macros = {"MODE_MAX": op.mode == "max", "COUNT_PAD": op.count_pad}
         return self.assemble(op, soc, pool, macros=macros)
 

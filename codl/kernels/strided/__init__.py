@@ -297,9 +297,7 @@ def row_launch(
     return launch(
         "copy_rows",
         grid.sizes,
-        source,
-        ENDS[1],
-        *map(ConstantArg, names),
+        *(source, ENDS[1], *map(ConstantArg, names)),
         fill=float(fill),
         strip=grid.strip,
         pieces=pieces,
@@ -367,8 +365,7 @@ class GpuCopy(Kernel):
 
     def build(self, op: Reshape, soc: Soc, choice: Choice) -> KernelPlan:
         grid = _chunks(op, soc)
-        sizes = {"strip": grid.strip, "pixels": op.output.elements}
-        copy = launch("copy_planar", grid.sizes, *ENDS, **sizes).of_images(1, ENDS)
+        copy = grid.launch("copy_planar", *ENDS, pixels=op.output.elements).of_images(1, ENDS)
         halves = self.storage.element == "float16"
         return self.assemble(op, soc, copy, macros={"PLANAR_HALF": halves})
 
@@ -444,13 +441,9 @@ class GpuGather(Kernel):
     def build(self, op: Gather, soc: Soc, choice: Choice) -> KernelPlan:
         length, pieces, grid = _pieces(op, soc)
         indices = TensorArg("input", 1)
-        gather = launch(
+        gather = grid.launch(
             "gather_rows" if _by_rows(op) else "gather_elements",
-            grid.sizes,
-            ENDS[0],
-            indices,
-            ENDS[1],
-            strip=grid.strip,
+            *(ENDS[0], indices, ENDS[1]),
             pieces=pieces,
             length=length,
             size=op.shapes[0][op.axis],
