@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from codl.kernels.kernel import (
     ColumnKernel,
     Grid,
     Kernel,
+    RowTiles,
     launch,
     of_every_storage,
     span,
@@ -39,25 +39,15 @@ LONGEST_STRIP = 4096
 LONGEST_ROW = 16
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """The tiles of poolings; `pixels` is 0 where a window is too wide to unroll."""
+def _cut(ops: PoolColumns, soc: Soc, choice: Mapping[str, Column]) -> tuple[RowTiles, Column]:
+    """The tiles of poolings, and the vectors that a tile reads: one per column and row.
 
-    pixels: Column
-    tiles: Column
-    steps: Column
-    blocks: Column
-    grid: Grid
-
-    @classmethod
-    def of(cls, ops: PoolColumns, soc: Soc, choice: Mapping[str, Column]) -> _Tiling:
-        pixels = choice["pixels"]
-        blocks = ceil_div(ops.ic, soc.gpu.vector_width)
-        # Vectors that a tile reads, one per column and row of its window.
-        steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
-        tiles = ops.oh * ceil_div(ops.ow, np.maximum(1, pixels))
-        most = np.maximum(1, np.floor(choice["strip"] / steps))
-        return cls(pixels, tiles, steps, blocks, Grid.of(tiles, blocks, most, soc))
+    The choice of `pixels` is 0 where a window is too wide to unroll.
+    """
+    pixels, blocks = choice["pixels"], ceil_div(ops.ic, soc.gpu.vector_width)
+    steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
+    most = np.maximum(1, np.floor(choice["strip"] / steps))
+    return RowTiles.of(ops, soc, np.maximum(1, pixels), blocks, most), steps
 
 
 def _mode(op: Pool2d) -> dict[str, bool]:
@@ -111,28 +101,27 @@ class GpuDirect(ColumnKernel):
         return {"pixels": pixels, "strip": LONGEST_STRIP}
 
     def counts(self, ops: PoolColumns, soc: Soc, choice: Any) -> dict[str, Column]:
-        t = _Tiling.of(ops, soc, choice)
-        rowwise = t.pixels > 0
+        t, steps_each = _cut(ops, soc, choice)
+        rowwise = choice["pixels"] > 0
         # Tiles at the borders check every column or row.
-        in_row = t.tiles / ops.oh
         ends = (ops.left > 0) + ((ops.ow - 1) * ops.sw + ops.extent_w > ops.iw + ops.left)
         whole_rows = ops.oh - (ops.oh * ops.kh - ops.tap_rows > 0) * (ops.oh > 1)
-        edges = t.tiles - whole_rows * np.maximum(in_row - ends, 0)
-        steps = t.steps / ops.kh * ops.tap_rows * in_row * t.blocks
+        edges = t.tiles - whole_rows * np.maximum(t.in_row - ends, 0)
+        steps = steps_each / ops.kh * ops.tap_rows * t.in_row * t.blocks
         moved = self.stored(t.blocks * soc.gpu.vector_width) * (ops.ih * ops.iw + ops.pixels)
         return {
             "column_steps": np.where(rowwise, steps, 0.0),
-            "edge_steps": np.where(rowwise, edges * t.steps * t.blocks, 0.0),
+            "edge_steps": np.where(rowwise, edges * steps_each * t.blocks, 0.0),
             "looped_steps": np.where(rowwise, 0.0, steps),
             "output_blocks": ops.pixels * t.blocks,
             "tiles": t.tiles * t.blocks,
-            "single_pixel_tiles": t.tiles * t.blocks * (t.pixels == 1),
+            "single_pixel_tiles": t.tiles * t.blocks * (choice["pixels"] == 1),
             **t.grid.features,
             **by_level("moved", moved, tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
-        t = _Tiling.of(*self.alone(op, soc, choice))
+        t, _ = _cut(*self.alone(op, soc, choice))
         macros: dict[str, int | bool] = {**_mode(op)}
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:

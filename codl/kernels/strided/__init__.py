@@ -187,6 +187,8 @@ class GpuTranspose(Kernel):
     source = "strided/gpu_copy.cl"
 
     def refuse(self, op: Movement, soc: Soc) -> str | None:
+        if isinstance(op, SliceNd) and op.exact and self.storage.element == "float16":
+            return "halves count to 2048 alone, and the op is exact"
         most = max(op.input.elements, op.output.elements)
         if most > MOST_ELEMENTS:
             return f"a tensor must have at most {MOST_ELEMENTS} elements, got {most}"
@@ -233,11 +235,6 @@ class GpuTranspose(Kernel):
 
 class GpuSlice(GpuTranspose):
     op_kind = "slice"
-
-    def refuse(self, op: Movement, soc: Soc) -> str | None:
-        if isinstance(op, SliceNd) and op.exact and self.storage.element == "float16":
-            return "halves count to 2048 alone, and the op is exact"
-        return super().refuse(op, soc)
 
 
 class GpuTile(GpuTranspose):
