@@ -58,7 +58,9 @@ def base_defines(
 ) -> dict[str, int | float | str]:
     """Macros of `common.cl`; a block is a texel in images."""
     width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
-    defines = {"V": width, **activation_defines(activation)}
+    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
+    defines: dict[str, int | float | str] = {"V": width, "ACTIVATION": CODES[activation.kind]}
+    defines |= {name: float_literal(value) for name, value in parameters}
     if storage.element == "float16":
         defines["HALF"] = 1
     return {**defines, "ONE_ITEM": 1} if soc.gpu.is_cpu else defines
@@ -299,17 +301,20 @@ def texels(channels: int) -> int:
 
 def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
     """The reason why some tensor of these shapes cannot be an image; None if all can."""
-    most = (soc.gpu.max_image_width, soc.gpu.max_image_height)
-    if not all(most):
+    if not (soc.gpu.max_image_width and soc.gpu.max_image_height):
         return "the device must have images, got max_image_width=0"
-    for shape in shapes:
-        size = (shape.w * texels(shape.c), shape.n * shape.h)
-        if not fits(soc, *size):
-            return (
-                f"images must be at most {most[0]}x{most[1]} texels, "
-                f"got {size[0]}x{size[1]} for {shape}"
-            )
-    return None
+    sizes = ((shape.w * texels(shape.c), shape.n * shape.h, shape) for shape in shapes)
+    return next(filter(None, (size_refusal(soc, *size) for size in sizes)), None)
+
+
+def size_refusal(soc: Soc, width: int, height: int, content: object) -> str | None:
+    """The reason why an image of some texels is too large for a device; None if it fits."""
+    if fits(soc, width, height):
+        return None
+    return (
+        f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} texels, "
+        f"got {width}x{height} for {content}"
+    )
 
 
 def fits(soc: Soc, width: Column | int, height: Column | int) -> NDArray[np.bool_]:
@@ -353,13 +358,6 @@ def exponentials(ops: Sequence[Op]) -> NDArray[np.float64]:
     for at in np.flatnonzero(each).tolist():
         each[at] *= ops[at].output.elements
     return each
-
-
-def activation_defines(activation: Activation) -> dict[str, int | float | str]:
-    """Macros that fuse `activation` into a kernel's last step."""
-    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
-    values = {name: float_literal(value) for name, value in parameters}
-    return {"ACTIVATION": CODES[activation.kind], **values}
 
 
 def float_literal(value: float) -> str:

@@ -281,12 +281,7 @@ class OverImages(GpuConv):
 
     def refuse_filter(self, op: Conv2d, soc: Soc) -> str | None:
         width, height = (int(size[0]) for size in self.filter_size(ConvColumns.of([op])))
-        if fits(soc, width, height):
-            return None
-        return (
-            f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} texels, "
-            f"got {width}x{height} for the filter"
-        )
+        return tiling.size_refusal(soc, width, height, "the filter")
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         sizes = self.pixels if soc.gpu.is_cpu else (*self.pixels, *self.fewer_pixels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -72,33 +72,26 @@ class GpuDirect(ColumnKernel):
     def refuse_halves(self, op: Pool2d) -> str | None:
         return _refuse_sums(op)
 
-    def alternatives(self, op: Pool2d, soc: Soc, first: Choice) -> Iterable[Choice]:
-        """Choices of pixels of a row (0: single windows), and of vectors of a strip."""
-        most = MOST_COLUMNS[soc.gpu.vector_width]
-        within = range(1, LONGEST_ROW + 1)
-        spans = {p: (p - 1) * op.stride.w + op.extent.w for p in within}
-        fitting = [p for p in within if spans[p] <= most and holds(soc.gpu, COLUMN * spans[p])]
-        if not soc.gpu.is_cpu:
-            return [{"pixels": p, "strip": 1} for p in (4, 2, 1) if p in fitting]
-        fitting.sort(key=lambda p: (round_up(op.output.w, p), -p))  # least waste, then largest
-        strips = (LONGEST_STRIP, LONGEST_STRIP // 4)
-        return [{"pixels": p, "strip": s} for p in (*fitting[:4], 0) for s in strips]
+    def ranked(self, ops: PoolColumns, soc: Soc) -> tuple[tiling.ChoiceColumns, Column]:
+        """Choices of pixels of a row (0: single windows), and of vectors of a strip.
 
-    def default_columns(self, ops: PoolColumns, soc: Soc) -> tiling.ChoiceColumns:
-        most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
-        if not soc.gpu.is_cpu:
-            for size in (1, 2, 4):
-                columns = span(ops, size)
-                fits = (columns <= most) & holds(soc.gpu, COLUMN * columns)
-                pixels = np.where(fits, float(size), pixels)
-            return {"pixels": pixels, "strip": 1}
-        least = np.full_like(ops.ow, np.inf)
-        for size in range(1, LONGEST_ROW + 1):
-            computed = round_up(ops.ow, size)
-            better = (span(ops, size) <= most) & (computed <= least)
-            pixels = np.where(better, float(size), pixels)
-            least = np.where(better, computed, least)
-        return {"pixels": pixels, "strip": LONGEST_STRIP}
+        A CPU tries the four sizes with the least waste, the largest of equals first.
+        """
+        sizes = range(LONGEST_ROW, 0, -1) if soc.gpu.is_cpu else (4, 2, 1)
+        pixels = np.array(sizes, np.float64)[:, None]
+        columns = span(ops, pixels)
+        fits = (columns <= MOST_COLUMNS[soc.gpu.vector_width]) & holds(soc.gpu, COLUMN * columns)
+        waste = np.where(fits, round_up(ops.ow, pixels) if soc.gpu.is_cpu else 1.0, np.inf)
+        rank = np.argsort(np.argsort(waste, axis=0, kind="stable"), axis=0)
+        some = fits & (rank < 4)
+        single = np.where(some.any(axis=0) & (not soc.gpu.is_cpu), np.inf, 4.0)
+        order = np.vstack([np.where(some, rank, np.inf), single])[:, None]
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
+        choices = {
+            "pixels": np.append(pixels, 0)[:, None, None],
+            "strip": np.array(strips)[:, None],
+        }
+        return choices, 2 * order + np.arange(len(strips))[:, None]
 
     def counts(self, ops: PoolColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         t, steps_each = _cut(ops, soc, choice)
