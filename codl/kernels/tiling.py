@@ -143,10 +143,14 @@ def group_shapes(
 
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
     """The bias in whole blocks of channels, followed by blocks of zeros."""
-    size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
-    packed = np.zeros(size, np.float32)
-    packed[: bias.size] = bias.reshape(-1)
-    return packed
+    return np.pad(bias.reshape(-1), (0, -bias.size % width + blocks_of_zeros * width))
+
+
+def in_blocks(array: Array, width: int, axis: int = 0) -> Array:
+    """An array with an axis split into blocks of `width`, the last one padded with zeros."""
+    beyond = [(0, -size % width if at == axis else 0) for at, size in enumerate(array.shape)]
+    shape = (*array.shape[:axis], -1, width, *array.shape[axis + 1 :])
+    return np.pad(array, beyond).reshape(shape)
 
 
 # Registers and local memory of GPUs, documented by their makers and not by OpenCL.
@@ -327,12 +331,10 @@ def pack_filter(weight: Array) -> Array:
 
     This is MACE's filter image, I wide and ceil(O / 4) * H * W high.
     """
-    oc, ic = weight.shape[:2]
-    window = weight.shape[2] * weight.shape[3]
-    packed = np.zeros((round_up(oc, TEXEL), round_up(ic, TEXEL), window), np.float32)
-    packed[:oc, :ic] = weight.reshape(oc, ic, window)
-    blocked = packed.reshape(-1, TEXEL, packed.shape[1], window)
-    return np.ascontiguousarray(blocked.transpose(0, 3, 2, 1)).reshape(-1, packed.shape[1], TEXEL)
+    ic, window = round_up(weight.shape[1], TEXEL), weight.shape[2] * weight.shape[3]
+    flat = weight.reshape(*weight.shape[:2], window)
+    whole = np.pad(flat, ((0, 0), (0, ic - weight.shape[1]), (0, 0)))
+    return in_blocks(whole, TEXEL).transpose(0, 3, 2, 1).reshape(-1, ic, TEXEL)
 
 
 # Activations: macros for `ACTIVATE` in `common.cl`, and costs.

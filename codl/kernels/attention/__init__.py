@@ -154,7 +154,8 @@ def _fits(ops: AttentionColumns, cut: ChoiceColumns, soc: Soc) -> NDArray[np.boo
     # Scores, sums and a query of each row, and one value.
     numbers = rows * (keys // SHARING + 4 * ceil_div(ops.value_features, 4 * SHARING) + 4) + 4
     has_room &= holds(soc.gpu, numbers)
-    return has_room & (SHARING * tile // rows <= soc.gpu.max_work_group_size)
+    has_room &= SHARING * tile // rows <= soc.gpu.max_work_group_size
+    return has_room
 
 
 def _groups(ops: AttentionColumns, tile: Column | float) -> Column:

@@ -25,6 +25,7 @@ from codl.kernels.tiling import (
     fits,
     group_items,
     holds,
+    in_blocks,
     pack_filter,
     round_up,
     waves,
@@ -55,10 +56,8 @@ def refuse_mixing(op: Conv2d) -> str | None:
 
 def pack_windows(weight: Array, width: int) -> Array:
     """(channels, 1, kh, kw) -> (block of `width` channels; kh, kw; channel)."""
-    channels, window = weight.shape[0], weight.shape[2] * weight.shape[3]
-    padded = np.zeros((round_up(channels, width), window), np.float32)
-    padded[:channels] = weight.reshape(channels, window)
-    return np.ascontiguousarray(padded.reshape(-1, width, window).swapaxes(1, 2))
+    blocks = in_blocks(weight.reshape(len(weight), -1), width)
+    return np.ascontiguousarray(blocks.swapaxes(1, 2))
 
 
 def row_tile(width: Column, soc: Soc) -> Column:
@@ -247,11 +246,7 @@ class GpuNarrow(GpuConv):
 
 def _pack(weight: Array, width: int) -> Array:
     """(oc, ic, kh, kw) -> [ic block][kh][kw][oc][lane of ic], flat."""
-    outs, channels, height, columns = weight.shape
-    packed = np.zeros((round_up(channels, width), outs, height, columns), np.float32)
-    packed[:channels] = weight.swapaxes(0, 1)
-    packed = packed.reshape(-1, width, outs, height, columns).transpose(0, 3, 4, 2, 1)
-    return np.ascontiguousarray(packed).reshape(-1)
+    return in_blocks(weight, width, axis=1).transpose(1, 3, 4, 0, 2).reshape(-1)
 
 
 # Images: texture units load four channels, and pad with zeros.

@@ -13,7 +13,7 @@ from codl.kernels import cpu
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NamedArrays, NcnnLayer, OrtPlan, ints, node, of_onnx, window_layer
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
-from codl.kernels.tiling import ceil_div, holds, pack_bias, round_up, waves
+from codl.kernels.tiling import ceil_div, holds, in_blocks, pack_bias, round_up, waves
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
 CACHE_SHARE = 0.5
@@ -129,10 +129,7 @@ def _pack(op: ConvTranspose2d, weight: Array, width: int) -> Array:
     """Pack weights in the kernel's order, with zeros between channels of different groups."""
     blocks, reach = ceil_div(op.out_channels, width), _reach(op, width)
     if op.is_depthwise:
-        padded = np.zeros((blocks * width, *op.kernel), np.float32)
-        padded[: op.out_channels] = weight[:, 0]
-        lanes = padded.reshape(blocks, width, *op.kernel)
-        return np.ravel(np.transpose(lanes, (0, 2, 3, 1)))
+        return in_blocks(weight[:, 0], width).transpose(0, 2, 3, 1).reshape(-1)
     per_out, per_in = op.out_channels // op.groups, op.input.c // op.groups
     packed = np.zeros((blocks, reach * width, *op.kernel, width), np.float32)
     for block in range(blocks):

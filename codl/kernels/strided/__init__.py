@@ -294,7 +294,7 @@ def row_launch(
     return launch(
         "copy_rows",
         grid.sizes,
-        *(source, ENDS[1], *map(ConstantArg, names)),
+        *(source, ENDS[1], ConstantArg(names[0]), ConstantArg(names[1])),
         fill=float(fill),
         strip=grid.strip,
         pieces=pieces,
