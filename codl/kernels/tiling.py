@@ -334,7 +334,7 @@ def pack_filter(weight: Array) -> Array:
     ic, window = round_up(weight.shape[1], TEXEL), weight.shape[2] * weight.shape[3]
     flat = weight.reshape(*weight.shape[:2], window)
     whole = np.pad(flat, ((0, 0), (0, ic - weight.shape[1]), (0, 0)))
-    return in_blocks(whole, TEXEL).transpose(0, 3, 2, 1).reshape(-1, ic, TEXEL)
+    return np.transpose(in_blocks(whole, TEXEL), (0, 3, 2, 1)).reshape(-1, ic, TEXEL)
 
 
 # Activations: macros for `ACTIVATE` in `common.cl`, and costs.

@@ -246,7 +246,7 @@ class GpuNarrow(GpuConv):
 
 def _pack(weight: Array, width: int) -> Array:
     """(oc, ic, kh, kw) -> [ic block][kh][kw][oc][lane of ic], flat."""
-    return in_blocks(weight, width, axis=1).transpose(1, 3, 4, 0, 2).reshape(-1)
+    return np.ravel(np.transpose(in_blocks(weight, width, axis=1), (1, 3, 4, 0, 2)))
 
 
 # Images: texture units load four channels, and pad with zeros.

@@ -129,7 +129,7 @@ def _pack(op: ConvTranspose2d, weight: Array, width: int) -> Array:
     """Pack weights in the kernel's order, with zeros between channels of different groups."""
     blocks, reach = ceil_div(op.out_channels, width), _reach(op, width)
     if op.is_depthwise:
-        return in_blocks(weight[:, 0], width).transpose(0, 2, 3, 1).reshape(-1)
+        return np.ravel(np.transpose(in_blocks(weight[:, 0], width), (0, 2, 3, 1)))
     per_out, per_in = op.out_channels // op.groups, op.input.c // op.groups
     packed = np.zeros((blocks, reach * width, *op.kernel, width), np.float32)
     for block in range(blocks):
