@@ -239,13 +239,14 @@ class NetValue(Record, frozen=True):
 
 
 class NcnnPart(Record, frozen=True):
-    """One ncnn net: its text, and the arrays of its weights file in order.
+    """One ncnn net: its text, the arrays of its weights file in order, and its options.
 
     `inputs` and `outputs` pair blobs with numbers of values. The net runs once for each image.
     """
 
     param: str
     weights: tuple[Constant, ...]
+    options: dict[str, bool]
     images: Span
     inputs: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, int], ...]

@@ -89,6 +89,8 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: Names of program files, with a package in front if another's; NumPy types of ports.
 SOURCE = re.compile(r"(\w+(\.\w+)*:)?\w+(/\w+)*\.cl")
 TYPES = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
+#: ncnn's options that a net may set.
+NET_OPTIONS = re.compile(r"use_\w+")
 #: Upper bounds of the bytes of all buffers and of a kernel's work-items.
 MOST_BYTES, MOST_WORK_ITEMS = 1 << 48, 1 << 40
 
@@ -236,6 +238,8 @@ class _Checker:
                 self._entry(net.values, value, at, "value")
             for constant in part.weights:
                 self._constant(constant, at)
+            for option in part.options:
+                self._match(NET_OPTIONS, option, at, "option")
         for value, access in (*net.inputs, *net.outputs):
             expected = ex.NetValue(self._executable.tensors[access.tensor].name, access.region)
             is_alike = self._entry(net.values, value, at, "value") == expected

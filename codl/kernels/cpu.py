@@ -106,8 +106,9 @@ class NcnnLayer:
 
     `after` is an activation that ncnn cannot fuse into the layer, and becomes a layer of its own.
     `copies_input` is True for a layer that assumes ncnn's own channel stride; inputs that ncnn did
-    not allocate are copied. `shifts` are copies of the only input, read in its place. `arrange`
-    transforms the op's weights.
+    not allocate are copied. `options` are required net options; layers with other options run in
+    another net. `shifts` are copies of the only input, read in its place. `arrange` transforms the
+    op's weights.
     """
 
     type: str
@@ -115,6 +116,7 @@ class NcnnLayer:
     weights: tuple[str, ...] = ()
     after: Activation = Activation()
     copies_input: bool = False
+    options: Mapping[str, bool] = field(default_factory=dict)
     shifts: Shifts | None = None
     arrange: Callable[[Weights], Mapping[str, Array]] = dict
 

@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,7 @@ class TensorRegion(NamedTuple):
 
 
 def lower_ncnn(group: Group, assembly: Assembly) -> NcnnNet:
-    """Write layers as an ncnn net, with one part for each run of layers over the same images.
+    """Write layers as an ncnn net, with one part for each run of layers with the same options.
 
     ncnn computes one image at a time: each image of a batch runs through the same net.
     """
@@ -65,17 +64,17 @@ def lower_ncnn(group: Group, assembly: Assembly) -> NcnnNet:
         values.number(piece)
     widths = {piece: tensors[access.tensor].shape.w for piece, access in inputs.items()}
     parts, copied = [], set[TensorRegion]()
-    runs = [list(run) for _, run in groupby(layers, key=lambda x: x.region.images)]
-    for index, run in enumerate(runs):
+    runs = _by_options(layers)
+    for index, (run, options) in enumerate(runs):
         made = {TensorRegion(x.output, x.region): x.op.output.w for x in run}
-        later = {name for rest in runs[index + 1 :] for x in rest for name, _ in x.inputs}
+        later = {name for rest, _ in runs[index + 1 :] for x in rest for name, _ in x.inputs}
         names = {x.output for x in run}
         kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
         kept |= dict.fromkeys(piece for piece in outputs if piece.tensor in names)
         read = {name for x in run for name, _ in x.inputs} - names
         read_widths = {piece: width for piece, width in widths.items() if piece.tensor in read}
         text = NetText(run, read_widths, kept, constants)
-        parts.append(text.part(values))
+        parts.append(text.part(options, values))
         copied |= text.copied & inputs.keys()
         widths |= made
     return NcnnNet(
@@ -93,6 +92,20 @@ def _numbered(
     accesses: Mapping[TensorRegion, Access], values: Numbered[TensorRegion]
 ) -> tuple[tuple[int, Access], ...]:
     return tuple((values.number(piece), access) for piece, access in accesses.items())
+
+
+def _by_options(layers: Sequence[CpuLayer]) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
+    """Split layers into runs of the same images and ncnn options; returns both by run."""
+    runs: list[tuple[list[CpuLayer], dict[str, bool]]] = []
+    for layer in layers:
+        wanted = layer.plan.options
+        images, options = layer.region.images, runs[-1][1] if runs else {}
+        is_alike = runs and runs[-1][0][0].region.images == images
+        if not is_alike or any(options.get(k, v) != v for k, v in wanted.items()):
+            runs.append(([], {}))
+        runs[-1][0].append(layer)
+        runs[-1][1].update(wanted)
+    return runs
 
 
 def _constants(layer: CpuLayer, assembly: Assembly) -> int | None:
@@ -145,11 +158,12 @@ class NetText:
             self._add(layer)
         self._results = {piece: self._read(*piece) for piece in outputs}
 
-    def part(self, values: Numbered[TensorRegion]) -> NcnnPart:
+    def part(self, options: Mapping[str, bool], values: Numbered[TensorRegion]) -> NcnnPart:
         blobs = sum(int(line.split()[3]) for line in self._lines)
         return NcnnPart(
             param="\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""]),
             weights=tuple(self._weights),
+            options=dict(options),
             images=self._images,
             inputs=tuple((self._blob(p.tensor), values.number(p)) for p in self._inputs),
             outputs=tuple((blob, values.number(p)) for p, blob in self._results.items()),

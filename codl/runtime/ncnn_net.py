@@ -69,13 +69,13 @@ def matrices(view: Array) -> list[ncnn.Mat]:
     return mats
 
 
-def _is_misread(mat: ncnn.Mat) -> bool:
+def _is_misread(mat: ncnn.Mat, *, packs: bool) -> bool:
     """Whether layers that read some channels of a matrix, such as Crop, would read wrong data.
 
-    Such layers assume the channel step of ncnn's own allocations. A net copies channels first if
-    their number is a multiple of four.
+    Such layers assume the channel step of ncnn's own allocations. A net with `packs` copies
+    channels first if their number is a multiple of four.
     """
-    return bool(mat.c > 1 and mat.c % 4 and mat.cstep != -(-mat.w * mat.h // 4) * 4)
+    return bool(mat.c > 1 and (mat.c % 4 or not packs) and mat.cstep != -(-mat.w * mat.h // 4) * 4)
 
 
 class NcnnSession:
@@ -109,7 +109,9 @@ class NcnnSession:
             (value, list(zip(view, matrices(view), strict=True)))
             for (value, _), view in zip(net.outputs, results, strict=True)
         ]
-        misread = (value for value, mats in self._inputs.items() if _is_misread(mats[0]))
+        packs = all(part.options.get("use_packing_layout", True) for part in net.parts)
+        inputs = self._inputs.items()
+        misread = (value for value, mats in inputs if _is_misread(mats[0], packs=packs))
         self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
         self._layers = [layer.name for layer in net.layers]
@@ -152,7 +154,7 @@ class NcnnSession:
     def _load(self, net: NcnnNet, part: NcnnPart, packed: Callable[[int], Arrays]) -> _LoadedPart:
         weights = (packed(weight.constants)[weight.name] for weight in part.weights)
         threads, pools = self._lanes.threads, self._pools
-        loaded = _load(part.param, weights, threads=threads, pools=pools)
+        loaded = _load(part.options, part.param, weights, threads=threads, pools=pools)
         return _LoadedPart(part, net.values, loaded, lanes=self._lanes)
 
     def run(self) -> None:
@@ -301,7 +303,14 @@ def layer_blobs(param: str) -> list[str]:
     return blobs
 
 
-def _load(param: str, arrays: Iterable[Array], *, threads: int, pools: Pools) -> ncnn.Net:
+def _load(
+    options: Mapping[str, bool],
+    param: str,
+    arrays: Iterable[Array],
+    *,
+    threads: int,
+    pools: Pools,
+) -> ncnn.Net:
     """A net from its text and weights; raises `DeviceError` if ncnn refuses either."""
     net = ncnn.Net()
     option = net.opt
@@ -311,6 +320,8 @@ def _load(param: str, arrays: Iterable[Array], *, threads: int, pools: Pools) ->
     option.use_fp16_arithmetic = option.use_bf16_storage = False
     option.blob_allocator = pools.blobs
     option.workspace_allocator = pools.workspaces
+    for name, value in options.items():
+        setattr(option, name, value)
     if net.load_param_mem(param):
         raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{param}")
     weights = WeightReader(arrays)

@@ -1,7 +1,7 @@
 """Convolution on the CPU: ncnn's direct kernels, its matrix products, and ONNX Runtime.
 
-A layer parameter selects ncnn's algorithm; otherwise ncnn would choose by itself. It chooses among
-all of Winograd's tiles by the shape.
+A layer parameter selects ncnn's algorithm, and net options restrict Winograd's tiles; otherwise
+ncnn would choose by itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, ceil_div, halving
 SMALL = 16
 #: Output channels of one block of a matrix product.
 MOST_ROWS = 64
+#: Channels are packed in blocks as wide as the CPU's vectors.
+PACKED: Mapping[str, bool] = {"use_packing_layout": True}
 
 
-def ncnn_layer(op: Conv2d, switched_off: int = 0) -> NcnnLayer:
+def ncnn_layer(
+    op: Conv2d, switched_off: int = 0, options: Mapping[str, bool] = PACKED
+) -> NcnnLayer:
     """An ncnn convolution without the algorithms that `switched_off` names as bits."""
     pads = {4: op.pad.left, 15: op.pad.right, 14: op.pad.top, 16: op.pad.bottom}
     # Without the hint, ncnn chooses a Winograd tile by channels alone.
@@ -38,7 +42,7 @@ def ncnn_layer(op: Conv2d, switched_off: int = 0) -> NcnnLayer:
         more[31] = switched_off
     # Without packing, ncnn assumes its own channel stride when it splits groups.
     copies_input = op.groups > 1 and (not op.is_depthwise or op.input.c % 4 > 0)
-    return window_layer(op, "Convolution", pads, more, copies_input=copies_input)
+    return window_layer(op, "Convolution", pads, more, copies_input=copies_input, options=options)
 
 
 # Matrix products of M = output channels, K = window x input channels, N = output pixels.
@@ -174,6 +178,8 @@ def _count_direct(ops: ConvColumns, soc: Soc) -> FeatureColumns:
 #: Outputs per side of a tile, F(2x2, 3x3) and so on, and the transform cost of a point of each,
 #: relative to F(4x4).
 TILES, EFFORTS = (2, 4, 6), (0.5, 1.0, 1.4)
+#: ncnn chooses among all tiles by the shape.
+OPTIONS = {**PACKED, **{f"use_winograd{tile}3_convolution": True for tile in TILES}}
 
 #: The side of the summed windows.
 SIDE = 3
@@ -262,7 +268,7 @@ def _refuse(op: Conv2d) -> str | None:
 
 
 def _layer(op: Conv2d) -> NcnnLayer:
-    layer = ncnn_layer(inner(op))
+    layer = ncnn_layer(inner(op), options=OPTIONS)
     return summed(layer, op) if is_sum(op) else layer
 
 
