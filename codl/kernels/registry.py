@@ -20,13 +20,13 @@ class VariantRegistry(Registry[Variant]):
 
     def __init__(self) -> None:
         super().__init__("kernel variant")
-        self._modules: dict[str, tuple[str, ...]] = {}
+        self._modules: dict[str, str] = {}
         #: The last imported built-in variant of each op kind.
         self._last: dict[str, str] = {}
 
-    def add_lazy(self, name: str, *modules: str) -> None:
-        """Register the modules whose `VARIANTS` have the variants of an op kind."""
-        self._modules[name] = modules
+    def add_lazy(self, name: str, place: str) -> None:
+        """Register the module whose `VARIANTS` have the variants of an op kind."""
+        self._modules[name] = place
 
     def add(
         self, name: str, entry: Variant, *, origin: object = None, before: str | None = None
@@ -57,13 +57,12 @@ class VariantRegistry(Registry[Variant]):
         return [self._entries[name] for name in self._places if _kind(name) == word]
 
     def _load(self, kind: str) -> None:
-        if self._last.get(kind) in self._places:
+        if kind not in self._modules or self._last.get(kind) in self._places:
             return
-        for module in self._modules.get(kind, ()):
-            for variant in import_module(module).VARIANTS:
-                if variant.op_kind == kind:
-                    self._last[kind] = f"{kind} {variant.name}"
-                    super().add(self._last[kind], variant)
+        for variant in import_module(self._modules[kind]).VARIANTS:
+            if variant.op_kind == kind:
+                self._last[kind] = f"{kind} {variant.name}"
+                super().add(self._last[kind], variant)
 
 
 def _kind(name: str) -> str:

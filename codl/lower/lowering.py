@@ -44,7 +44,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly, NetworkMemory
 from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
 from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn, variant_of
-from codl.lower.onnx import lower_onnx
 from codl.lower.partition import PartitionedPlan, Segment, TensorMove, partition_plan
 
 #: The name of the array of a network constant.
@@ -279,8 +278,11 @@ class Lowering:
 
 def lower_net(group: Group, assembly: Assembly) -> Net:
     """Lower a group of layers to a net of the library that runs them."""
-    is_ncnn = group.layers[0].variant.backend == "ncnn"
-    return (lower_ncnn if is_ncnn else lower_onnx)(group, assembly)
+    if group.layers[0].variant.backend == "ncnn":
+        return lower_ncnn(group, assembly)
+    from codl.lower.onnx import lower_onnx  # only where other libraries run a net
+
+    return lower_onnx(group, assembly)
 
 
 def in_range(value: Array, element: Element) -> Array:

@@ -82,7 +82,7 @@ def _members() -> list[tuple[str, bytes]]:
     found = [("__main__.py", Path(agent_archive.__file__).read_bytes()), *_along()]
     for path in CODL.rglob("*"):
         name = path.relative_to(CODL).as_posix()
-        if path.suffix in (".py", ".cl") and not name.startswith(HOST_ONLY):
+        if path.suffix in (".py", ".cl", ".csv") and not name.startswith(HOST_ONLY):
             found.append((f"codl/{name}", path.read_bytes()))
     return sorted(found)
 
