@@ -24,10 +24,9 @@ from codl.ir.records.results import Amount
 from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
-from codl.kernels.base import LIBRARIES, Variant
+from codl.kernels.base import Variant
 from codl.kernels.tiling import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
-from codl.lower.partition import loading, storing
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
 
@@ -37,7 +36,7 @@ FEWEST = 12
 REFITS, NEAR = 40, 0.003
 #: Directions of packing and unpacking, by name.
 PACKING: Mapping[str, Direction] = {
-    way(library): way(library) for way in (loading, storing) for library in LIBRARIES
+    way: way for way in features.DIRECTIONS if way.startswith(("load", "store"))
 }
 
 
@@ -240,7 +239,7 @@ def _shard(
 def _packing_ms(way: Direction, owner: Owner, shape: Shape, predictors: OpPredictors) -> float:
     """Predicted milliseconds of a packing; 0 where its cost is fitted for bytes alone."""
     if library_of(way) == "ncnn" and owner in OTHERS:  # older files name ncnn's direction
-        way = loading(owner) if way == "load" else storing(owner)
+        way = f"{way}_{owner}"  # type: ignore[assignment]
     measured = measured_way(way, predictors.targets, dict.fromkeys(OTHERS, NOTHING))
     if measured is None:
         return 0.0

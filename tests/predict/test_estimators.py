@@ -20,8 +20,8 @@ from codl.predict import estimators as runs
 from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
 from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.gp_fitting import MaternKernel, Projection
-from codl.predict.estimators.numerics import to_json
 from codl.predict.estimators.trees import Trees
+from codl.predict.model_set import to_json
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 
