@@ -380,8 +380,12 @@ class TrainingRows:
 
 
 def accuracy(
-    estimator: type[LatencyEstimator], rows: TrainingRows, folds: Sequence[Fold]
+    estimator: type[LatencyEstimator],
+    rows: TrainingRows,
+    folds: Sequence[Fold],
+    tested: NDArray[np.bool_] | None = None,
 ) -> HeldOut:
+    """Accuracy on the rows that folds hold out, of the `tested` ones (by default all)."""
     if not folds:
         return HeldOut(n_train=len(rows.latency_ms), n_test=0)
     errors = []
@@ -389,7 +393,8 @@ def accuracy(
         fitted = rows.fit(estimator, fold.train)
         X, wanted = rows.values[fold.test], rows.latency_ms[fold.test]
         predicted = fitted.predict(X, runs=rows.runs_at(fold.test))
-        errors.append(np.abs(predicted - wanted) / wanted)
+        error = np.abs(predicted - wanted) / wanted
+        errors.append(error if tested is None else error[tested[fold.test]])
     error = np.concatenate(errors)
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),

@@ -28,6 +28,7 @@ from codl.predict.estimators.numerics import (
     RESOLUTION_MS,
     Groups,
     Vector,
+    farthest_points,
     ridge,
     rounded,
 )
@@ -169,7 +170,10 @@ def hold_out(
 
 
 def inducing_points(scaled: Vector) -> Vector:
-    points: Vector = scaled[spread_points(scaled, POINTS)].round(DECIMALS)
+    first = [int(np.argmin((scaled * scaled).sum(1)))]
+    nearest = ((scaled - scaled[first]) ** 2).sum(1)
+    rows = first + farthest_points(scaled, POINTS - 1, nearest)
+    points: Vector = scaled[rows].round(DECIMALS)
     return points[np.sort(np.unique(points, axis=0, return_index=True)[1])]
 
 
@@ -328,16 +332,3 @@ def _solve(matrix: Vector, right: Vector) -> Vector:
     matrix[np.diag_indices_from(matrix)] *= 1 + 1e-10
     result: Vector = cho_solve(cho_factor(matrix, overwrite_a=True), right)
     return result
-
-
-def spread_points(X: Vector, most: int) -> Groups:
-    """Farthest-point sampling: at most `most` row indices, each farthest from its predecessors."""
-    chosen = [int(np.argmin((X * X).sum(1)))]
-    nearest = ((X - X[chosen[0]]) ** 2).sum(1)
-    while len(chosen) < min(most, len(X)):
-        farthest = int(nearest.argmax())
-        if nearest[farthest] <= 1e-12:
-            break
-        chosen.append(farthest)
-        nearest = np.minimum(nearest, ((X - X[farthest]) ** 2).sum(1))
-    return np.array(chosen, np.intp)

@@ -79,3 +79,16 @@ def largest_sizes(X: Vector) -> Vector:
     """The largest absolute value of every column, 1 for a column of zeros: scales of a solver."""
     largest = np.abs(X).max(axis=0)
     return cast(Vector, np.where(largest > 0, largest, 1.0))
+
+
+def farthest_points(points: Vector, most: int, nearest: Vector) -> list[int]:
+    """Farthest-point sampling: at most `most` indices, each farthest from what was taken before.
+
+    `nearest` has the squared distance of every point (points, features) from what is taken at
+    first. A point equal to a taken one is left out.
+    """
+    order: list[int] = []
+    while len(order) < most and nearest[farthest := int(nearest.argmax())] > 1e-12:
+        order.append(farthest)
+        nearest = np.minimum(nearest, ((points - points[farthest]) ** 2).sum(1))
+    return order

@@ -6,7 +6,7 @@ LightGBM grows the trees. Prediction follows QuickScorer (Lucchese et al., SIGIR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -80,14 +80,9 @@ class Trees:
         data = lightgbm.Dataset(X, t, params=settings)
         # `keep_training_booster` avoids LightGBM's slow copy without training data.
         booster = lightgbm.train(settings, data, rounds, keep_training_booster=True)
-        text = booster.model_to_string(num_iteration=-1)
-        return cls._of([_boosted(part) for part in text.split("\nTree=")[1:]], X)
-
-    @classmethod
-    def _of(cls, trees: Iterable[list[tuple[int, float]]], X: Vector) -> Trees:
-        """Trees from (feature, number) nodes; split numbers move `midway` between rows of `X`."""
-        pairs = zip(*(node for tree in trees for node in tree), strict=True)
-        features, numbers = (np.array(column) for column in pairs)
+        trees = booster.model_to_string(num_iteration=-1).split("\nTree=")[1:]
+        nodes = [node for tree in trees for node in _nodes(tree)]
+        features, numbers = (np.array(column) for column in zip(*nodes, strict=True))
         splits = features != LEAF
         numbers[splits] = midway(X, features[splits], numbers[splits])
         return cls(features, numbers)
@@ -200,34 +195,18 @@ def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
     return shortest
 
 
-def _boosted(text: str) -> list[tuple[int, float]]:
-    """Nodes of a tree in LightGBM's model text, whose negative child c is the leaf ~c."""
-    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    values = [round(float(v), LEAF_DECIMALS) for v in lines["leaf_value"].split()]
-    if len(values) == 1:
-        return [(LEAF, values[0])]
-    splits = [int(v) for v in lines["split_feature"].split()]
-    numbers = [float(v) for v in lines["threshold"].split()]
-    # Leaves are numbered after the splits.
-    left, right = (
-        [at if at >= 0 else len(splits) + ~at for at in map(int, lines[f"{side}_child"].split())]
-        for side in ("left", "right")
-    )
-    leaves = [LEAF] * len(values)
-    return _in_order(splits + leaves, numbers + values, left + leaves, right + leaves)
+def _nodes(text: str) -> list[tuple[int, float]]:
+    """The (feature, number) nodes of a tree in LightGBM's model text, in pre-order."""
+    words = {key: words.split() for key, _, words in (x.partition("=") for x in text.splitlines())}
 
+    def below(at: int) -> list[tuple[int, float]]:
+        if at < 0:  # the leaf ~at
+            return [(LEAF, round(float(words["leaf_value"][~at]), LEAF_DECIMALS))]
+        first, second = (below(int(words[side][at])) for side in ("left_child", "right_child"))
+        split = int(words["split_feature"][at]), float(words["threshold"][at])
+        return [split, *first, *second]
 
-def _in_order(
-    features: Sequence[int], numbers: Sequence[float], left: Sequence[int], right: Sequence[int]
-) -> list[tuple[int, float]]:
-    """A tree's (feature, number) nodes in pre-order; children of leaves are -1."""
-    waiting, order = [0], []
-    while waiting:
-        node = waiting.pop()
-        order.append((features[node], numbers[node]))
-        if left[node] != LEAF:
-            waiting += (right[node], left[node])
-    return order
+    return below(0 if words["num_leaves"] != ["1"] else ~0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
