@@ -90,7 +90,7 @@ class Predictors:
     name: str
     soc: Soc
     path: Path
-    stored: Mapping[str, StoredPredictor[Any]]
+    stored: dict[str, StoredPredictor[Any]]
     tuning: Tuning = Tuning()
     #: In-network costs by owner; absent for processors without measured stages.
     inside: InNetworkCosts = field(default_factory=dict)
