@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -76,11 +77,8 @@ class Workers:
         once. Values are consumed one by one and started in order. Raises the errors of `work`, and
         `CodlError` for a dead worker, a worker with another codl, or an unreachable cluster.
         """
-        done: dict[int, R] = {}
         with closing(self.results(work, common, values)) as results:
-            for at, result in results:
-                done[at] = result
-        return [done[at] for at in range(len(done))]
+            return [result for _, result in sorted(results, key=itemgetter(0))]
 
     def results(
         self, work: Callable[[C, T], R], common: C, values: Iterable[T]
