@@ -130,12 +130,10 @@ class Batch:
         }
 
 
-SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
 #: Classes of context items by kind.
-KINDS: tuple[type[Any], ...] = (Launches, Batch, *SIGNALS.values())
+CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, Batch, FirstLaunch, EventWait)}
 #: Targets in files of earlier versions of codl, ignored on reading.
 FORMER_TARGETS = ("flag_wait_cpu",)
-CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
 
 
 def _numbers(text: str, *names: str) -> list[float]:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,7 +199,7 @@ def _context(kind: str, row: DispatchRow | SignalRow | BatchRow) -> Iterator[Rea
     if isinstance(row, DispatchRow):
         item: Any = Launches(row.count)
     elif isinstance(row, SignalRow):
-        item = features.SIGNALS[kind](row.gap_ms)
+        item = features.CONTEXT[kind](row.gap_ms)
     else:
         shape = parse(row.op)
         item = Batch(shape, row.single_ms, row.images)
@@ -236,8 +236,7 @@ def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
 # Cross-validation.
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Disjoint indices of training rows and held-out rows."""
 
     train: Indices
@@ -275,7 +274,7 @@ def inner_folds(groups: Indices) -> list[Indices]:
 def _group_folds(groups: Indices) -> list[Fold]:
     """Folds of similar size: groups in order of falling size go to the smallest fold."""
     splitter = GroupKFold(min(FOLDS, len(np.unique(groups))))
-    return [Fold(train, test) for train, test in splitter.split(groups, groups=groups)]
+    return [Fold(*fold) for fold in splitter.split(groups, groups=groups)]
 
 
 def connected_groups(labels: Sequence[Iterable[Hashable]]) -> Indices:

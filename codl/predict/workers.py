@@ -1,4 +1,4 @@
-"""Parallel map of one function over many values, in local processes or on a Dask cluster.
+"""One function over many values in parallel, in local processes or on a Dask cluster.
 
 joblib distributes the work. Workers receive values rather than paths, since a cluster's machines
 have other files. Results are independent of the workers: values are processed separately, results
@@ -15,9 +15,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -65,25 +64,15 @@ class Workers:
         """The same workers, with at most `jobs` local processes."""
         return Workers(max(1, min(self.jobs, jobs)), self.dask)
 
-    def map(
-        self,
-        work: Callable[[C, T], R],
-        common: C,
-        values: Iterable[T],
-    ) -> list[R]:
-        """`work(common, value)` for each value, in the order of the values.
+    def results(
+        self, work: Callable[[C, T], R], common: C, values: Iterable[T]
+    ) -> Generator[tuple[int, R], None, None]:
+        """(index, `work(common, value)`) of each value, on arrival; closing cancels the rest.
 
         `work` is a module-level function, and all values can be pickled; each worker gets `common`
         once. Values are consumed one by one and started in order. Raises the errors of `work`, and
         `CodlError` for a dead worker, a worker with another codl, or an unreachable cluster.
         """
-        with closing(self.results(work, common, values)) as results:
-            return [result for _, result in sorted(results, key=itemgetter(0))]
-
-    def results(
-        self, work: Callable[[C, T], R], common: C, values: Iterable[T]
-    ) -> Generator[tuple[int, R], None, None]:
-        """Like `map`, but yields (index, result) on arrival; closing cancels the rest."""
         with threadpool_limits(1, user_api="blas"):
             if self.are_here:
                 yield from ((at, work(common, value)) for at, value in enumerate(values))

@@ -17,7 +17,7 @@ from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.features import SIGNALS, STORAGES, Item, mulayer_target, sharing_target
+from codl.predict.features import CONTEXT, STORAGES, Item, mulayer_target, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 Milliseconds = NDArray[np.float64]
@@ -142,7 +142,7 @@ class SyntheticPredictors:
     def _context_targets(self) -> list[str]:
         terms = {"dispatch": self.dispatch, "batch": self.batch}
         around = [f"{name}_{side}" for name, sides in terms.items() for side in sides]
-        return around + [f"{name}_{SIGNALS[name].processor}" for name in self.signals]
+        return around + [f"{name}_{CONTEXT[name].processor}" for name in self.signals]
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds:
         self.asked.append(target)
