@@ -134,19 +134,19 @@ class ActiveLearner:
     def _ordered(self, missing: Sequence[Task]) -> list[Task]:
         """Chosen and given-order tasks in turns."""
         measured = {samples.target: samples for samples in self._samples()}
-        chosen: dict[str, list[Task]] = {}
+        chosen: dict[str, list[tuple[Task, Item]]] = {}
         others: list[Task] = []
         for task in missing:
-            target = _target(task)
-            if target in measured and not is_random(_item(task)):
-                chosen.setdefault(target, []).append(task)
+            target, item = _subject(task) or ("", None)
+            if item is not None and target in measured and not is_random(item):
+                chosen.setdefault(target, []).append((task, item))
             else:
                 others.append(task)
         ranked = []
         for target, tasks in chosen.items():
-            candidates = self._features(target, [_item(task) for task in tasks])
+            candidates = self._features(target, [item for _, item in tasks])
             order = farthest_first(self._rows(measured[target]).values, candidates)
-            ranked.append([tasks[at] for at in order])
+            ranked.append([tasks[at][0] for at in order])
         return in_turns([others, in_turns(ranked)])
 
     def _features(self, target: str, items: Sequence[Item]) -> Values:
@@ -161,16 +161,10 @@ def _is_learned(samples: Samples) -> bool:
     return any(isinstance(sample.item, Op | Shape) for sample in samples.samples[:1])
 
 
-def _target(task: Task) -> str | None:
+def _subject(task: Task) -> tuple[str, Item] | None:
+    """The target and the item of a task; None for a context term or a stage."""
     if isinstance(task, OpTask):
-        return task.tables[0]
+        return task.tables[0], task.part
     if isinstance(task, SharingTask):
-        return features.sharing_target(task.direction, task.storage)
+        return features.sharing_target(task.direction, task.storage), task.shape
     return None
-
-
-def _item(task: Task) -> Item:
-    if isinstance(task, OpTask):
-        return task.part
-    assert isinstance(task, SharingTask)
-    return task.shape

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from timeit import repeat
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from codl.ir.records.results import PredictorRow, Split
 from codl.ir.records.soc import Soc
 from codl.ir.records.statistic import level
-from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, no_progress
 from codl.measure.dataset import Dataset
@@ -42,8 +42,6 @@ from codl.predict.workers import Workers
 #: Rows of a timed batch of predictions, about a planner's batch.
 TIMED_ROWS = 1000
 SPLITS: tuple[Split, ...] = ("row", "shape")
-#: Directions of packing at the ends of CPU stages.
-PACKING: tuple[Direction, ...] = ("load", "store")
 R = TypeVar("R")
 TrainingTask: TypeAlias = tuple[type[LatencyEstimator], TrainingRows]
 
@@ -258,7 +256,9 @@ def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples
     ]
     if dataset.table("stage").path.exists():
         # Packing has no row where a collection ended early.
-        missing = {*map(features.sharing_target, PACKING)} - {one.target for one in targets}
+        missing = {*map(features.sharing_target, ("load", "store"))} - {
+            one.target for one in targets
+        }
         notes += [
             f"Too few rows of {target} (0 of {FEW_ITEMS}): no predictor of it, and stages with it "
             f"are left out. `codl collect --soc {soc.name} --resume` measures more."
@@ -298,9 +298,5 @@ def _rows(
 def _us_per_prediction(trained: Predictors, samples: Samples) -> float:
     """Microseconds of a prediction in a batch."""
     items = (samples.items * -(-TIMED_ROWS // len(samples.items)))[:TIMED_ROWS]
-    taken_s = []
-    for _ in range(3):
-        start = perf_counter()
-        trained.latency_ms(samples.target, items)
-        taken_s.append(perf_counter() - start)
+    taken_s = repeat(lambda: trained.latency_ms(samples.target, items), number=1, repeat=3)
     return round(1e6 * level(taken_s) / len(items), 3)

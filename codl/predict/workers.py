@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -84,9 +84,10 @@ class Workers:
     ) -> Iterator[tuple[int, R]]:
         with explained():
             from joblib import Parallel, delayed
-        origin, shared = _Origin.here(), np.frombuffer(pickle.dumps((work, common)), np.uint8)
+        shared = np.frombuffer(pickle.dumps((work, common)), np.uint8)
+        plugins = tuple(listed())
         calls = (
-            delayed(_run)(origin, shared, at, pickle.dumps(value))
+            delayed(_run)(VERSION, plugins, shared, at, pickle.dumps(value))
             for at, value in enumerate(values)
         )
         with _explained_deaths(), self._backend():
@@ -121,33 +122,22 @@ class Workers:
             yield
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The codl version and plugins of this process, which workers must match."""
+def _run(
+    version: str, plugins: Sequence[Path], shared: Pickled, at: int, value: bytes
+) -> tuple[int, Any]:
+    """Process one value in a worker; unpickles only after the caller's plugins are loaded.
 
-    version: str
-    plugins: tuple[Path, ...]
-
-    @classmethod
-    def here(cls) -> _Origin:
-        return cls(VERSION, tuple(listed()))
-
-    def check(self) -> None:
-        """Load the same plugins; raises `MismatchError` in a worker with another codl."""
-        if self.version != VERSION:
-            raise MismatchError(
-                f"The worker on {socket.gethostname()} has codl {VERSION}, and the work comes from "
-                f"codl {self.version}: install the same there."
-            )
-        with _LOADING:
-            load_installed()
-            for folder in self.plugins:
-                load_plugin(folder)
-
-
-def _run(origin: _Origin, shared: Pickled, at: int, value: bytes) -> tuple[int, Any]:
-    """Process one value in a worker; unpickles only after plugins are loaded."""
-    origin.check()
+    Raises `MismatchError` in a worker with another codl.
+    """
+    if version != VERSION:
+        raise MismatchError(
+            f"The worker on {socket.gethostname()} has codl {VERSION}, and the work comes from "
+            f"codl {version}: install the same there."
+        )
+    with _LOADING:
+        load_installed()
+        for folder in plugins:
+            load_plugin(folder)
     work, common = pickle.loads(shared.data)
     work_on = pickle.loads(value)
     threadpool_limits(1, user_api="blas")  # permanent, as other threads may work too
