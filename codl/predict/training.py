@@ -178,9 +178,9 @@ def train(
         with budget.keeping(steps):
             for at, found in work.results(_hold_out, within_budget=True):
                 held_out[at] = found
-    for at, found in held_out.items():
+    for at, splits in held_out.items():
         stored, target = sets[steps[at].estimator.name].stored, steps[at].samples.target
-        stored[target] = replace(stored[target], held_out=found["shape"].figures)
+        stored[target] = replace(stored[target], held_out=splits["shape"].figures)
     if held_out:
         files = {name: sets[name].save(folder) for name in files}
     done = perf_counter()
@@ -256,13 +256,11 @@ def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples
     ]
     if dataset.table("stage").path.exists():
         # Packing has no row where a collection ended early.
-        missing = {*map(features.sharing_target, ("load", "store"))} - {
-            one.target for one in targets
-        }
+        packing = {features.sharing_target("load"), features.sharing_target("store")}
         notes += [
             f"Too few rows of {target} (0 of {FEW_ITEMS}): no predictor of it, and stages with it "
             f"are left out. `codl collect --soc {soc.name} --resume` measures more."
-            for target in sorted(missing)
+            for target in sorted(packing - {one.target for one in targets})
         ]
     runs = dataset.manifest()["runs"] if dataset.manifest_path.exists() else {}
     old = [name for name, run in runs.items() if run.get("tuning", "") != tuning.fingerprint]

@@ -203,7 +203,7 @@ def _context(kind: str, row: DispatchRow | SignalRow | BatchRow) -> Iterator[Rea
     else:
         shape = parse(row.op)
         item = Batch(shape, row.single_ms, row.images)
-    processor = item.processor if isinstance(row, SignalRow) else row.processor
+    processor: Any = item.processor if isinstance(row, SignalRow) else row.processor
     yield f"{kind}_{processor}", processor, item, (shape or item,), row.latency_ms
 
 
