@@ -156,6 +156,9 @@ def _samples(table: CsvTable[Any], read: Callable[[Any], Iterable[Reading]]) -> 
 
 
 def _op(target: str, row: OpRow) -> Iterator[Reading]:
+    if row.status != "ok":  # its op may be of another codl
+        yield target, None, Launches(0), (), 0.0
+        return
     part, op = parse(row.part), parse(row.op)
     shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
     yield target, None, part, shapes, row.latency_ms
