@@ -28,7 +28,6 @@ from codl.jobs.run_report import RunReport, measure, record
 from codl.machine import threads
 from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
-from codl.plan.build_plan import ALONE, preferring
 from codl.plan.strategies import DEFAULT, Context, find
 from codl.runtime.loaded import sharing_ms
 from codl.targets.connect import connect, prepare
@@ -392,6 +391,8 @@ def stream_plan(network: Network, context: Context, plan: Plan) -> StreamPlan:
 
 def _alone(network: Network, context: Context, processor: Processor) -> tuple[Plan, float | None]:
     """The fastest known plan of one processor, and its latency in milliseconds."""
+    from codl.plan.build_plan import preferring
+
     if found := _ran(network, context, processor):
         return found
     try:
@@ -407,7 +408,7 @@ def _ran(network: Network, context: Context, processor: Processor) -> tuple[Plan
     alone = [
         (run.plan, run.latency_ms)
         for run in (profile.runs if profile else ())
-        if {chain.gpu_ratio for chain in run.plan.chains} == {ALONE[processor]}
+        if {chain.gpu_ratio for chain in run.plan.chains} == {float(processor == "gpu")}
     ]
     return min(alone, key=lambda found: found[1], default=None)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +95,10 @@ class EventWait(Gap):
     kind: ClassVar[str] = "event_wait"
 
 
-SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
 #: Classes of context items by kind.
-KINDS: tuple[type[Any], ...] = (Launches, *SIGNALS.values())
+CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, FirstLaunch, EventWait)}
 #: Targets in files of earlier versions of codl, ignored on reading.
 FORMER_TARGETS = ("batch_cpu", "batch_gpu", "flag_wait_cpu")
-CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
 
 
 def _numbers(text: str, *names: str) -> list[float]:
@@ -212,15 +210,6 @@ def read(target: str, text: str) -> Item:
     return shape
 
 
-def targets_of(item: Item) -> tuple[str, ...]:
-    if isinstance(item, Shape):
-        return tuple(_sharing_targets())
-    if not isinstance(item, Op):
-        return tuple(f"{item.kind}_{processor}" for processor in PROCESSORS)
-    of_variants = [registry.target(v, item) for v in registry.known_to(item)]
-    return (*of_variants, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
-
-
 def variant_of(target: str, op: Op) -> Variant:
     """The kernel variant of a target for `op`.
 
@@ -242,33 +231,28 @@ def table(
     """The features (items, features) of one target's items (at least one), with tuned kernels.
 
     Raises `UnknownNameError` for a target that does not predict the items, and `MismatchError` for
-    items of another type, feature names that differ between items, or an infinite feature.
+    feature names that differ between items, or an infinite feature.
     """
+    some: Any = items
     if kind := kind_of(target):
-        item_type = CONTEXT[kind]
-        _refuse_others(target, items, item_type, item_type.__name__)
-        features = _of_columns(item_type.columns(items), len(items))
+        features = _of_columns(CONTEXT[kind].columns(some), len(items))
     elif is_sharing(target):
-        shapes: Any = items
-        _refuse_others(target, items, Shape, "a shape")
         if target not in _sharing_targets():
             raise UnknownNameError("target of a shape", target, _sharing_targets())
         if feature_set == "flops":
-            columns: FeatureColumns = {"bytes": np.array([float(x.bytes) for x in shapes])}
+            columns: FeatureColumns = {"bytes": np.array([float(shape.bytes) for shape in some])}
         else:
-            columns = _sharing_columns(shapes, *_sharing_targets()[target], soc)
-        features = _of_columns(columns, len(shapes))
+            columns = _sharing_columns(some, *_sharing_targets()[target], soc)
+        features = _of_columns(columns, len(items))
+    elif feature_set == "variant":
+        features = _by_variant(target, some, soc, tuning)
     else:
-        ops: Any = items
-        _refuse_others(target, items, Op, "an op")
-        if feature_set == "variant":
-            features = _by_variant(target, ops, soc, tuning)
-        else:
-            for op in _of_each_kind(ops):
-                if target not in targets_of(op):
-                    raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
-            columns = type(ops[0]).size_columns.of(ops).mulayer_features
-            features = _of_columns(columns, len(ops))
+        for op in _of_each_kind(some):
+            by_kind = [mulayer_target(op.kind, processor) for processor in PROCESSORS]
+            if target not in by_kind and (is_mulayer(target) or not variant_of(target, op)):
+                raise UnknownNameError(f"target of a {op.kind}", target, by_kind)
+        columns = type(some[0]).size_columns.of(some).mulayer_features
+        features = _of_columns(columns, len(items))
     for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
         raise MismatchError(
             f"The feature {features.names[column]} of {target} must be finite, got "
@@ -284,28 +268,21 @@ def _of_columns(columns: FeatureColumns, count: int) -> FeatureTable:
     return FeatureTable(tuple(columns), values)
 
 
-def _of_rows(
-    target: str, items: Sequence[Item], rows: Sequence[Mapping[str, float]]
-) -> FeatureTable:
-    names = tuple(rows[0])
-    for item, row in zip(items, rows, strict=True):
-        if tuple(row) != names:
-            raise MismatchError(
-                f"{target} has the features {', '.join(row)} for {write(item)} but "
-                f"{', '.join(names)} for {write(items[0])}: a target has the same for every op."
-            )
-    return FeatureTable(names, np.array([list(row.values()) for row in rows], np.float64))
-
-
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if variant.op_columns is not None:
-        of_variant = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
+        columns = tuning.feature_columns(variant, ops, soc)
     else:
-        of_variant = _of_rows(target, ops, [tuning.features(variant, op, soc) for op in ops])
+        rows = [tuning.features(variant, op, soc) for op in ops]
+        for op, row in zip(ops, rows, strict=True):
+            if tuple(row) != tuple(rows[0]):
+                raise MismatchError(
+                    f"{target} has the features {', '.join(row)} for {write(op)} but "
+                    f"{', '.join(rows[0])} for {write(ops[0])}: a target has the same for every op."
+                )
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     # The variant's own features, and the activation, which all variants compute alike.
-    values = np.column_stack([of_variant.values, exponentials(ops)])
-    return FeatureTable((*of_variant.names, ACTIVATION), values)
+    return _of_columns({**columns, ACTIVATION: exponentials(ops)}, len(ops))
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
@@ -315,41 +292,23 @@ def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
     return list({(op.kind, op.flavor): op for op in ops}.values())
 
 
-def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: str) -> None:
-    """Raise `MismatchError` unless every item is of type `wanted`; checks each type once."""
-    if not all(issubclass(kind, wanted) for kind in set(map(type, items))):
-        other = next(item for item in items if not isinstance(item, wanted))
-        raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
-
-
-@dataclass(frozen=True)
-class ShapeColumns:
-    """Shapes as columns: images, channels, rows and columns."""
+class Sizes(NamedTuple):
+    """Sizes of shapes as columns."""
 
     images: Column
     channels: Column
-    rows: Column
-    columns: Column
-
-    @classmethod
-    def of(cls, shapes: Sequence[Shape]) -> ShapeColumns:
-        sizes = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
-        return cls(*np.ascontiguousarray(sizes.reshape(-1, 4).T))
-
-    @cached_property
-    def pixels(self) -> Column:
-        return self.rows * self.columns
-
-    @cached_property
-    def bytes(self) -> Column:
-        return 4.0 * self.images * self.channels * self.pixels
+    pixels: Column
+    bytes: Column
 
 
 def _sharing_columns(
     shapes: Sequence[Shape], direction: Direction, storage: Storage, soc: Soc
 ) -> FeatureColumns:
     """Features of regions to share; names depend on the direction alone."""
-    sizes = ShapeColumns.of(shapes)
+    flat = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
+    images, channels, rows, columns = np.ascontiguousarray(flat.reshape(-1, 4).T)
+    pixels = rows * columns
+    sizes = Sizes(images, channels, pixels, 4.0 * images * channels * pixels)
     if direction.endswith("_openvino"):
         return _transposed(sizes, soc)
     if direction.startswith(("load", "store")):
@@ -357,7 +316,7 @@ def _sharing_columns(
     return _transform(sizes, storage, soc)
 
 
-def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
+def _packing(sizes: Sizes, soc: Soc) -> FeatureColumns:
     """Features of packing to ncnn's layout: 16, 8, 4 or 1 interleaved channels, by divisibility."""
     widest = soc.cpu.simd_floats
     vectors = packed_vectors(sizes.channels, widest)
@@ -374,7 +333,7 @@ def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
+def _transposed(sizes: Sizes, soc: Soc) -> FeatureColumns:
     """Features of a transposition between channels first and channels last (OpenVINO)."""
     return {
         "channels": sizes.images * sizes.channels,
@@ -383,7 +342,7 @@ def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _transform(sizes: ShapeColumns, storage: Storage, soc: Soc) -> FeatureColumns:
+def _transform(sizes: Sizes, storage: Storage, soc: Soc) -> FeatureColumns:
     """Features of a copy through shared memory and a kernel between planar and GPU layout.
 
     The kernel transposes chunks of as many pixels as a block has channels; images with fewer

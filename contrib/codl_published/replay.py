@@ -35,14 +35,9 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import AnchorTime
 from codl.targets.base import Target
-from codl.targets.connect import Transport
+from codl_published.transport import INSTEAD, SCHEME
 
-SCHEME = "replay:"
 SOURCE = "replayed"
-INSTEAD = (
-    "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
-    "as `local`."
-)
 #: A batch is compiled, built and measured: three steps, each as long as its rounds are to last.
 STEPS = 3
 RowT = TypeVar("RowT", bound=Row)
@@ -272,12 +267,3 @@ class ReplayTarget(Target):
 def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measurement:
     replayed = row if isinstance(row, Row) else failed_row(task, run, str(row))
     return Measurement(task, replace(replayed, run=run, source=SOURCE))
-
-
-TRANSPORT = Transport(
-    "replay:DIR",
-    "no device: the rows of a dataset again, for `codl collect`",
-    lambda serial: serial.startswith(SCHEME),
-    ReplayTarget,
-    refusal=INSTEAD,
-)

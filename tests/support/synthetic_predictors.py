@@ -17,7 +17,7 @@ from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.features import SIGNALS, STORAGES, Item, mulayer_target, sharing_target
+from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 Milliseconds = NDArray[np.float64]
@@ -138,7 +138,7 @@ class SyntheticPredictors:
     @cached_property
     def _context_targets(self) -> list[str]:
         around = [f"dispatch_{side}" for side in self.dispatch]
-        return around + [f"{name}_{SIGNALS[name].processor}" for name in self.signals]
+        return around + [f"{name}_{CONTEXT[name].processor}" for name in self.signals]
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds:
         self.asked.append(target)
