@@ -14,7 +14,6 @@ from codl.report.results import PluginResult, SocSummary, TrainResult
 from codl.report.tables import origin_lines, soc_lines
 from codl.report.text_table import (
     NONE,
-    Cell,
     Column,
     TextRow,
     TextSection,
@@ -197,28 +196,22 @@ RESULTS.add("conformance", ConformanceResult)
 
 def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
     """What became of ONNX's test cases: a row per device."""
-    cells: list[Cell[ConformanceResult]] = [
-        (words("device"), lambda result: f"{result.gpu} ({result.driver})"),
-        (Column("cases"), lambda result: count(result.cases)),
-        (Column("passed"), lambda result: count(result.passed)),
-        (Column("failed"), lambda result: count(result.failed)),
-        (Column("refused"), lambda result: count(result.refused)),
-        (Column("converted"), lambda result: count(result.converted)),
-        (Column("only rename"), lambda result: count(result.renamings)),
-    ]
     suites = sorted({result.onnx for result in results})
     caption = [
         f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
         "float32. Only rename: passed, with nothing to compute."
     ]
     caption += [line for result in results for line in origin_lines(result)]
-    return TextTable.of("Conformance", results, cells, caption)
+    rows = [
+        (f"{own.gpu} ({own.driver})", own.cases, own.passed, own.failed, own.refused,
+         own.converted, own.renamings)
+        for own in results
+    ]  # fmt: skip
+    heads = ("device", "cases", "passed", "failed", "refused", "converted", "only rename")
+    return TextTable.plain("Conformance", heads, rows, caption)
 
 
 def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
     """Why cases were refused, of the first device."""
-    cells: list[Cell[tuple[str, int]]] = [
-        (Column("refused"), lambda reason: count(reason[1])),
-        (words("why"), lambda reason: reason[0]),
-    ]
-    return TextTable.of("Refused cases", results[0].refusals.items(), cells)
+    rows = [(count, why) for why, count in results[0].refusals.items()]
+    return TextTable.plain("Refused cases", ("refused", "why"), rows)

@@ -10,16 +10,12 @@ from codl.ir.records.results import WIDE
 from codl.ir.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WholeOp
 from codl.ir.types import PROCESSORS, Processor
 from codl.report.results import ExplainResult
-from codl.report.tables import coverage_notes, first_to_last, mark, ratio_text, soc_lines, warnings
+from codl.report.tables import coverage_notes, first_to_last, ratio_text, soc_lines, warnings
 from codl.report.text_table import (
     NONE,
-    Cell,
     Column,
-    TextRow,
-    TextSection,
     TextTable,
     digits,
-    words,
 )
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -64,18 +60,12 @@ def contents(
 
 def waterfall_content(result: ExplainResult) -> TextTable:
     """A line for every term of the model."""
-    bound_ms = result.bound_ms
-
-    def of_bound(step: WaterfallLine) -> str:
-        return digits(step.total_ms / bound_ms, percent=True) if bound_ms else NONE
-
-    cells: list[Cell[WaterfallLine]] = [
-        (words("term"), lambda step: step.name),
-        (Column("ms"), lambda step: NONE if step.ms is None else signed(step.ms)),
-        (Column("total (ms)"), lambda step: digits(step.total_ms)),
-        (Column("of the bound (%)"), of_bound),
-        (words("what it is"), lambda step: what_of(step.name, result)),
-    ]
+    rows = [
+        (step.name, NONE if step.ms is None else signed(step.ms), step.total_ms,
+         100 * step.total_ms / result.bound_ms if result.bound_ms else None,
+         what_of(step.name, result))
+        for step in steps_of(result)
+    ]  # fmt: skip
     caption = (
         *soc_lines(result.soc),
         f"Both processors side by side without loss, all ops cut at one ratio: "
@@ -85,8 +75,8 @@ def waterfall_content(result: ExplainResult) -> TextTable:
         *warnings([result.source]),
     )
     title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
-    source = mark([result.source])
-    return TextTable.of(title, steps_of(result), cells, caption, mark=lambda _: source)
+    heads = ("term", Column("ms"), "total (ms)", "of the bound (%)", "what it is")
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def what_of(name: str, result: ExplainResult) -> str:
@@ -128,8 +118,8 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
     has_others = any(size > NOTHING and name not in named for name, size in sizes.items())
     is_run = result.measured_ms is not None
     columns = (
-        words("chain"),
-        words("cut"),
+        "chain",
+        "cut",
         *map(Column, ("CPU", "GPU", BOUND)),
         *(Column(name, spare=1 + smallest.index(name)) for name in named),
         *map(Column, [OTHERS] if has_others else []),
@@ -143,12 +133,12 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
             _label(chain),
             _cut(chain),
             *(_work(chain, side) for side in PROCESSORS),
-            digits(chain.bound_ms),
+            chain.bound_ms,
             *(signed(terms_ms[name]) for name in named),
             *([signed(others_ms)] if has_others else []),
-            digits(_last(chain)),
+            _last(chain),
         )
-        rows.append(TextRow(cells, mark=mark([result.source])))
+        rows.append(cells)
     caption = (
         "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
         + (" / profiled." if is_run else "."),
@@ -156,7 +146,7 @@ def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTab
         *warnings([result.source]),
     )
     title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", tuple(rows)),), caption)
+    return TextTable.plain(title, columns, rows, caption)
 
 
 def _work(chain: ChainTerms, side: Processor) -> str:
@@ -168,15 +158,6 @@ def _work(chain: ChainTerms, side: Processor) -> str:
 
 def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
     """A line per op that the plan does not split, or only for the `most` largest savings."""
-    cells: list[Cell[WholeOp]] = [
-        (words("op"), lambda row: row.op),
-        (Column("saves (ms)"), lambda row: signed(row.saves_ms)),
-        (Column("sharing"), lambda row: signed(row.sharing_ms)),
-        (Column("cuts"), lambda row: signed(row.cuts_ms)),
-        (Column("variants"), lambda row: signed(row.variants_ms)),
-        (Column("plan (ms)"), lambda row: signed(row.net_ms)),
-        (words("what stands against it"), _reason_whole),
-    ]
     shown = result.whole[:most]
     more = len(result.whole) - len(shown)
     caption = (
@@ -185,8 +166,14 @@ def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTabl
         *warnings([result.source]),
     )
     title = f"Ops left whole: {result.model} by {result.strategy} on {result.soc.name}"
-    source = mark([result.source])
-    return TextTable.of(title, shown, cells, caption, mark=lambda _: source)
+    figures = ("saves (ms)", "sharing", "cuts", "variants", "plan (ms)")
+    heads = ("op", *map(Column, figures), "what stands against it")
+    rows = [
+        (row.op, *map(signed, (row.saves_ms, row.sharing_ms, row.cuts_ms, row.variants_ms)),
+         signed(row.net_ms), _reason_whole(row))
+        for row in shown
+    ]  # fmt: skip
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def _reason_whole(row: WholeOp) -> str:

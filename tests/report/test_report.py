@@ -255,16 +255,12 @@ def test_a_failed_row_has_a_reason_and_no_number(tmp_path: Path) -> None:
 def test_unmeasured_rows_are_labelled_everywhere(tmp_path: Path, source: str) -> None:
     rows = [row("cpu", 100.0), row("codl", 50.0, source=source)]
     found = page(tmp_path, evaluation(rows=rows))
-    assert "Not all of these numbers were measured." in found.text("strong")
+    assert "Not all of these numbers were measured:" in found.text("strong")
     assert source in found.text("p")
-    timeline, latency = found.starting(f"codl ({source})")
+    timeline, latency = found.starting("codl")
     assert latency[-1] == timeline[-1] == source
     assert found.starting("cpu")[-1][-1] == "measured"
-    assert found.text("text").count(f"codl ({source})") == 1
-    assert f"codl, profiled, {source}: 11.0 ms" in found.text("text")
-    assert f"Not measured here: {source} latencies." in found.text("p")
-    for table in re.findall(r'<p class="title">.*?</p>', found.html, re.DOTALL):
-        assert f'<span class="chip warn">{source}</span>' in table
+    assert f'<span class="chip warn">{source}</span>' in found.html
     assert source in terminal(eval_content(parse_as(EvalResult, evaluation(rows=rows))))
 
 
@@ -351,7 +347,7 @@ CHECKED = {
         ),
         (
             running(source="replayed"),
-            [["testnet (replayed)", "-", "11.0", "11.1-12.0", "9", "-", "1.50", "replayed"]],
+            [["testnet", "-", "11.0", "11.1-12.0", "9", "-", "1.50", "replayed"]],
         ),
         (
             {"command": "bench", "soc": "testhost", "source": "measured",
@@ -451,7 +447,7 @@ def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
 
 def test_markdown_keeps_cells_apart() -> None:
     rows = (TextRow(("a|b", "1")), TextRow(("c\nd",), failure="broken"))
-    columns = (Column("name", numeric=False), Column("ms", group="row"))
+    columns = (Column("name", numeric=False), Column("row ms"))
     text = TextTable("t", columns, (TextSection("m", rows),), ("A note.",)).to_markdown()
     assert text.splitlines() == [
         "| part | name | row ms |",
