@@ -183,7 +183,7 @@ def _trace_table(result: dict[str, Any]) -> TextTable:
     counters = ", ".join(result["counters"]) or "none"
     caption = (
         f"{result['model']} by {result['strategy']} on {result['soc']}, {result['runs']} "
-        f"inferences, {result['flows']} flows; counters: {counters}. {result['bytes'] / 1e3:.0f} "
-        f"kB in {result['file']}, for {VIEWER}"
+        f"inferences; counters: {counters}. {result['bytes'] / 1e3:.0f} kB in {result['file']}, "
+        f"for {VIEWER}"
     )
     return TextTable.plain("Trace", ("process", "track", "slices", "ms"), rows, [caption])

@@ -15,10 +15,10 @@ from codl.jobs.devices import soc_content
 from codl.jobs.explanation import Explanation, cost_of, explain_measured, explain_predicted
 from codl.jobs.model import ModelJob, digests_of
 from codl.jobs.options import Reporter, option, recorded
-from codl.jobs.run_report import RunReport, measure, predict, record
+from codl.jobs.run_report import RunReport, measure
 from codl.lower.lowering import lower
 from codl.measure.inputs import random_inputs
-from codl.report.recording import Recording
+from codl.report.recording import Recording, predict, record
 
 PredictedOption = Annotated[bool, option("--predicted", help="Run nothing: predictions alone.")]
 
@@ -157,6 +157,5 @@ def write_trace(
         "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
         "source": "measured" if recording.inferences else source,
         "tracks": [track._asdict() for track in written.tracks],
-        "flows": written.flows,
         "counters": list(written.counters),
     }

@@ -24,7 +24,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.jobs import options as opt
 from codl.jobs.model import ModelJob, check_summary, digests_of, read_inputs
 from codl.jobs.options import function, option, recorded, soc_on
-from codl.jobs.run_report import RunReport, measure, record
+from codl.jobs.run_report import RunReport, measure
 from codl.machine import threads
 from codl.machine.placement import LocalSoc, require_local
 from codl.measure.inputs import random_inputs
@@ -157,15 +157,6 @@ class Run(EngineJob):
         bool,
         option("--trust", help="Load a bundle of another user or machine. It can run any code."),
     ] = False
-    trace: Annotated[
-        Path | None,
-        option(
-            "--trace",
-            metavar="FILE",
-            help="Also write a trace, as `codl trace` does.",
-            read=opt.trace_file,
-        ),
-    ] = None
 
     def run(self) -> tuple[dict[str, Any], RunReport]:
         """The result of `codl run --json`, and its report."""
@@ -182,13 +173,6 @@ class Run(EngineJob):
                     from codl.plan.strategies.device_loop import keep_run
 
                     keep_run(engine, context, done.latency_ms.level)
-                if self.trace is not None:
-                    from codl.jobs.explain import RUNS, power_w, write_trace  # few runs have one
-
-                    recording = record(
-                        engine, target, opened.cost, runs=RUNS, power_w=power_w(done)
-                    )
-                    write_trace(recording, self.trace, engine.network, engine.soc, self.reporter)
             of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
             origin = recorded(target, of, rounds=self.rounds)
         if self.outputs is not None:

@@ -1,4 +1,4 @@
-"""Traces for Perfetto (https://ui.perfetto.dev): a recording as tracks, slices, flows, counters."""
+"""Traces for Perfetto (https://ui.perfetto.dev): a recording as tracks, slices and counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, T
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from codl import files
-from codl.ir.executable import Access, Executable, GpuOp, Relayout, Step, Transfer
+from codl.ir.executable import Executable, GpuOp, Relayout, Transfer
 from codl.ir.plan import Plan
 from codl.ir.records.results import SpanKind
 from codl.plan.price import PlacedSpan
@@ -40,16 +40,11 @@ OF_CPU: Mapping[SpanKind, str] = {
     "unmap": TRANSFERS,
     "sync": WAITS,
 }
-#: Kinds of spans that wait for memory or data, and so begin before the data exist.
-WAITING: tuple[SpanKind, ...] = ("map", "sync")
 
 
 @dataclass
 class Slice:
-    """A slice from `start_ns` to `end_ns`; with `is_instant` and equal ends, an instant.
-
-    Flows of `flows` pass through it; flows of `ending` end in it.
-    """
+    """A slice from `start_ns` to `end_ns`."""
 
     name: str
     category: str
@@ -57,9 +52,6 @@ class Slice:
     end_ns: int
     notes: Notes = field(default_factory=dict)
     inner: list[Slice] = field(default_factory=list)
-    flows: list[int] = field(default_factory=list)
-    ending: list[int] = field(default_factory=list)
-    is_instant: bool = False
 
 
 class TrackSummary(NamedTuple):
@@ -76,7 +68,6 @@ class WrittenTrace:
     path: Path
     bytes: int
     tracks: tuple[TrackSummary, ...]
-    flows: int
     counters: tuple[str, ...]
 
 
@@ -86,10 +77,10 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
     `title` names its processes; `source` is the source of its predictions. Raises `CodlError` where
     the file cannot be written. A crash leaves no partial file.
     """
-    packets, tracks, flows = _Packets(), [], count(1)
-    measured = [lanes_of(recording, run.spans, run.at_ms, flows) for run in recording.inferences]
+    packets, tracks = _Packets(), []
+    measured = [lanes_of(recording, run.spans, run.at_ms) for run in recording.inferences]
     predicted = [
-        lanes_of(recording, recording.predicted, at_ms, flows, is_predicted=True)
+        lanes_of(recording, recording.predicted, at_ms, is_predicted=True)
         for at_ms in _apart(recording)
     ]
     counters: tuple[str, ...] = ()
@@ -105,8 +96,7 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
         if runs is measured:
             counters = packets.counters(process, recording)
     path = files.write(out, packets.content)
-    used = next(flows) - 1
-    return WrittenTrace(path, path.stat().st_size, tuple(tracks), used, counters)
+    return WrittenTrace(path, path.stat().st_size, tuple(tracks), counters)
 
 
 def _apart(recording: Recording) -> Iterator[float]:
@@ -132,7 +122,6 @@ def lanes_of(
     recording: Recording,
     spans: Sequence[PlacedSpan],
     at_ms: float,
-    flows: Iterator[int],
     *,
     is_predicted: bool = False,
 ) -> dict[str, list[Slice]]:
@@ -157,7 +146,6 @@ def lanes_of(
             inner = [piece for placed, piece in group if placed.span.kind != "layer"]
             is_chain = track in (COMPUTING, QUEUE)
             lanes[track] += [_chain(executable, plan, stage, inner)] if is_chain else inner
-    _draw_flows(executable, pieces, flows)
     return lanes
 
 
@@ -185,66 +173,6 @@ def _chain(executable: Executable, plan: Plan, stage: int, inner: list[Slice]) -
     name = f"{label}  {chain.dim} {chain.gpu_ratio:.2f}"
     notes: Notes = {"dimension": chain.dim, "GPU ratio": chain.gpu_ratio, "ops": chain.ops}
     return Slice(name, CHAIN, inner[0].start_ns, inner[-1].end_ns, notes, inner)
-
-
-def _draw_flows(
-    executable: Executable, pieces: Sequence[tuple[PlacedSpan, Slice]], flows: Iterator[int]
-) -> None:
-    """Draw a flow per transfer, from the maker of the tensor through its moves to its reader."""
-    by_step: dict[int, list[int]] = defaultdict(list)
-    for at, (placed, _) in enumerate(pieces):
-        if placed.step is not None and isinstance(executable.steps[placed.step], Transfer):
-            by_step[placed.step].append(at)
-    for way in by_step.values():
-        step = _step(executable, pieces[way[0]][0])
-        assert isinstance(step, Transfer)
-        source, target = ("cpu", "gpu") if step.direction == "to_gpu" else ("gpu", "cpu")
-        tensor = executable.tensors[step.source.tensor].name
-        makers = [
-            (placed, piece)
-            for placed, piece in pieces[: way[0]]
-            if placed.span.processor == source
-            and tensor in _tensors(executable, placed, written=True)
-        ]
-        moves = [pieces[at] for at in way if pieces[at][0].span.kind not in WAITING]
-        readers = [
-            (placed, piece)
-            for placed, piece in pieces[way[-1] :]
-            if placed.span.processor == target
-            and tensor in _tensors(executable, placed, written=False)
-        ]
-        path = [*makers[-1:], *moves, *readers[:1]]
-        waits = [pieces[at] for at in way if pieces[at][0].span.kind == "sync"]
-        if waits and not readers and moves[-1:] == path[-1:]:  # only the engine's caller reads it
-            path += [(placed, _arrival(wait)) for placed, wait in waits[-1:]]
-        if len({placed.span.processor for placed, _ in path}) == 2:
-            flow = next(flows)
-            for _, piece in path[:-1]:
-                piece.flows.append(flow)
-            path[-1][1].ending.append(flow)
-
-
-def _arrival(wait: Slice) -> Slice:
-    name = f"arrived: {wait.name}"
-    wait.inner.append(Slice(name, "arrived", wait.end_ns, wait.end_ns, is_instant=True))
-    return wait.inner[-1]
-
-
-def _tensors(executable: Executable, placed: PlacedSpan, *, written: bool) -> set[str]:
-    """Names of the tensors that a span computes, or reads."""
-    step, accesses = _step(executable, placed), list[Access]()
-    if placed.net is not None:
-        net = executable.nets[placed.net]
-        accesses = [*(net.writes if written else net.reads)]
-    elif isinstance(step, GpuOp):
-        accesses = [step.writes] if written else [*step.reads]
-    elif isinstance(step, Relayout):
-        accesses = [step.target if written else step.source]
-    return {executable.tensors[access.tensor].name for access in accesses}
-
-
-def _step(executable: Executable, placed: PlacedSpan) -> Step | None:
-    return None if placed.step is None else executable.steps[placed.step]
 
 
 def _others_ms(recording: Recording, is_predicted: bool) -> Totals:
@@ -275,7 +203,7 @@ def _notes(
     for chain in plan.chains:
         if chain.label == label:
             notes |= {"chain": label, "dimension": chain.dim, "GPU ratio": chain.gpu_ratio}
-    step = _step(executable, placed)
+    step = None if placed.step is None else executable.steps[placed.step]
     if placed.net is not None:
         net = executable.nets[placed.net]
         notes["ops"] = [f"{layer.name}: {layer.op}" for layer in net.layers]
@@ -326,17 +254,13 @@ class _Packets:
     def slices(self, track: int, slices: Sequence[Slice]) -> None:
         """Add slices in order, each with its inner slices."""
         for piece in slices:
-            kind = TrackEvent.TYPE_INSTANT if piece.is_instant else TrackEvent.TYPE_SLICE_BEGIN
-            event = self._event(track, piece.start_ns, kind)
+            event = self._event(track, piece.start_ns, TrackEvent.TYPE_SLICE_BEGIN)
             event.name = piece.name
             event.categories.append(piece.category)
-            event.flow_ids.extend(piece.flows)
-            event.terminating_flow_ids.extend(piece.ending)
             for name, value in piece.notes.items():
                 _annotate(event.debug_annotations.add(), name, value)
             self.slices(track, piece.inner)
-            if not piece.is_instant:
-                self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
+            self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
 
     def counters(self, process: int, recording: Recording) -> tuple[str, ...]:
         """Add counters of sensors with values; returns their names."""
