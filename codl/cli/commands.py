@@ -142,7 +142,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "collect": ("collect:collect_data", "Measure ops in every kernel variant, and data sharing."),
     "tune": ("collect:tune_kernels", "Find the fastest tiles and work-groups of GPU kernels."),
     "train": ("train:train_predictors", "Train latency predictors, and test them."),
-    "models": ("files:list_models", "List models: inputs, weights, work and measured ops."),
+    "models": ("files:list_models", "List models: inputs, weights, work, and what to use."),
     "search": ("search:search_plan", "Find a plan of a model: chains, dimensions and ratios."),
     "show": ("show:show_file", "Show a plan, or what a bundle or an executable runs."),
     "package": ("run:package_model", "Write a model as one file that starts at once."),

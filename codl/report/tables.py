@@ -485,7 +485,7 @@ def bench_content(result: BenchResult) -> TextTable:
     """A row per kernel variant that ran, or that refuses an op."""
     by_op: dict[str, list[tuple[Value, ...] | TextRow]] = {}
     for kernel in result.ops:
-        cells = (kernel.variant, kernel.processor, kernel.latency_ms, kernel.p80_ms or None)
+        cells = (kernel.variant, kernel.processor, kernel.latency_ms, kernel.p80_ms)
         by_op.setdefault(kernel.op, []).append((*cells, kernel.gflops))
     for refused in result.refused:
         failed = TextRow((refused.variant,), failure=refused.reason)
