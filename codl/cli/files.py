@@ -82,7 +82,7 @@ def compare_files(
         option(
             "--fail-above",
             metavar="TIMES",
-            above=0,
+            least=0,
             help="Exit with code 1 if a figure is worse by more than this factor, such as 1.05, "
             "and noise, or missing.",
         ),

@@ -85,9 +85,9 @@ class Trace(ModelJob):
     missing or unknown.
     """
 
-    output: Annotated[Path, option("-o", "--output", help="The trace.", read=opt.trace_file)] = (
-        Path(f"trace{opt.TRACE}")
-    )
+    output: Annotated[
+        Path, option("-o", "--output", help="The trace.", read=opt.writable_as(opt.TRACE))
+    ] = Path(f"trace{opt.TRACE}")
     predicted: PredictedOption = False
     runs: Annotated[
         int, option("--runs", least=1, most=opt.MOST_ROUNDS, help="Profiled inferences.")
