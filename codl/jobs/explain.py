@@ -145,17 +145,15 @@ def write_trace(
     strategy = recording.plan.strategy
     title = f"{network.name} by {strategy} on {soc.name}"
     source = soc.source_of_predictions
-    written = write(recording, output, title=title, source=source)
-    reporter.note(f"Wrote {written.path}; open it in {VIEWER}")
+    path = write(recording, output, title=title, source=source)
+    reporter.note(f"Wrote {path}; open it in {VIEWER}")
     return {
         "model": network.name,
         "soc": soc.name,
         "strategy": strategy,
-        "file": str(written.path),
-        "bytes": written.bytes,
+        "file": str(path),
+        "bytes": path.stat().st_size,
         "runs": len(recording.inferences),
         "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
         "source": "measured" if recording.inferences else source,
-        "tracks": [track._asdict() for track in written.tracks],
-        "counters": list(written.counters),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
@@ -54,36 +54,18 @@ class Slice:
     inner: list[Slice] = field(default_factory=list)
 
 
-class TrackSummary(NamedTuple):
-    """A track of a trace: the number of its slices, and their total milliseconds."""
-
-    process: str
-    track: str
-    slices: int
-    ms: float
-
-
-@dataclass(frozen=True)
-class WrittenTrace:
-    path: Path
-    bytes: int
-    tracks: tuple[TrackSummary, ...]
-    counters: tuple[str, ...]
-
-
-def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> WrittenTrace:
-    """Write a recording as a Perfetto trace.
+def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> Path:
+    """Write a recording as a Perfetto trace, and return its path.
 
     `title` names its processes; `source` is the source of its predictions. Raises `CodlError` where
     the file cannot be written. A crash leaves no partial file.
     """
-    packets, tracks = _Packets(), []
+    packets = _Packets()
     measured = [lanes_of(recording, run.spans, run.at_ms) for run in recording.inferences]
     predicted = [
         lanes_of(recording, recording.predicted, at_ms, is_predicted=True)
         for at_ms in _apart(recording)
     ]
-    counters: tuple[str, ...] = ()
     processes = {f"measured: {title}": measured, f"predicted ({source}): {title}": predicted}
     for name, runs in processes.items():
         if not runs:
@@ -92,11 +74,9 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
         for rank, track in enumerate(TRACKS):
             slices = [piece for lanes in runs for piece in lanes[track]]
             packets.slices(packets.track(process, track, rank), slices)
-            tracks.append(_summary(name, track, slices))
         if runs is measured:
-            counters = packets.counters(process, recording)
-    path = files.write(out, packets.content)
-    return WrittenTrace(path, path.stat().st_size, tuple(tracks), counters)
+            packets.counters(process, recording)
+    return files.write(out, packets.content)
 
 
 def _apart(recording: Recording) -> Iterator[float]:
@@ -108,14 +88,6 @@ def _apart(recording: Recording) -> Iterator[float]:
         if at_ms >= done_ms:
             done_ms = at_ms + max(placed.span.end_ms for placed in recording.predicted)
             yield at_ms
-
-
-def _summary(process: str, track: str, slices: Sequence[Slice]) -> TrackSummary:
-    leaves = [
-        piece for outer in slices for piece in (outer.inner if outer.category == CHAIN else [outer])
-    ]
-    ms = 1e-6 * sum(piece.end_ns - piece.start_ns for piece in leaves)
-    return TrackSummary(process, track, len(leaves), ms)
 
 
 def lanes_of(
@@ -262,8 +234,8 @@ class _Packets:
             self.slices(track, piece.inner)
             self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
 
-    def counters(self, process: int, recording: Recording) -> tuple[str, ...]:
-        """Add counters of sensors with values; returns their names."""
+    def counters(self, process: int, recording: Recording) -> None:
+        """Add counters of sensors with values."""
         series: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for reading in recording.readings:
             for name, value in reading.values.items():
@@ -275,7 +247,6 @@ class _Packets:
             for at_ms, value in points:
                 event = self._event(track, BEGIN_NS + round(1e6 * at_ms), TrackEvent.TYPE_COUNTER)
                 event.double_counter_value = value
-        return tuple(series)
 
     def _event(self, track: int, at_ns: int, kind: int) -> Any:
         packet = self._builder.add_packet()

@@ -119,11 +119,11 @@ def test_what_is_predicted_can_be_read_back(memory: str, tmp_path: Path) -> None
     network, plan = planned(soc)
     executable = lower(network, plan, soc, Tuning())
     recording = predict(executable, plan, CostModel(soc, COST))
-    written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="simulated")
-    trace = read(written.path)
+    path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="simulated")
+    trace = read(path)
     assert list(trace.slices) == ["predicted (simulated): row"]
     inner = trace.of("predicted", "net", "kernel", "copy", "map", "unmap", "transform", "sync")
-    assert len(inner) == len(recording.predicted) == sum(t.slices for t in written.tracks)
+    assert len(inner) == len(recording.predicted)
     end_ns = 1_000_000 + round(1e6 * (plan.predicted_ms or 0))
     assert max(one.end_ns for one in inner) == pytest.approx(end_ns, abs=2)
     chains = trace.of("predicted", "chain")
@@ -141,8 +141,8 @@ def test_what_ran_can_be_read_back(first_soc: LocalSoc, tmp_path: Path) -> None:
     with Engine(network, plan, target) as engine:
         engine.feed(random_inputs(network))
         recording = record(engine, target, CostModel(first_soc, COST), runs=3, layers=True)
-        written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
-    trace = read(written.path)
+        path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
+    trace = read(path)
     assert len(trace.slices) == 2
     for run in some(recording.inferences):
         for placed in some(run.spans):
@@ -174,11 +174,10 @@ def test_sensors_are_counters(tmp_path: Path) -> None:
     assert recording.readings[0] == SensorReading(
         0.0, {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
     )
-    written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
-    counters = read(written.path).counters
+    path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
+    counters = read(path).counters
     assert counters["temperature (C)"] == [61.5] * 3
     assert counters["CPU clock (MHz)"] == [2000.0] * 3
-    assert [*counters] == list(written.counters)
     assert next(values for name, values in counters.items() if "power" in name) == [4.5]
 
 
