@@ -27,7 +27,8 @@ from codl.jobs import options as opt
 from codl.jobs.interleaved import check_installed, load
 from codl.jobs.model import ModelJob, digests_of
 from codl.jobs.options import DeviceJob, option, recorded, soc_on
-from codl.jobs.run import EngineJob, StreamEngines
+from codl.jobs.run import EngineJob
+from codl.jobs.streams import StreamEngines
 from codl.machine import threads
 from codl.measure import FOLDER as DATASETS
 from codl.measure import tuning_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from math import inf
@@ -59,7 +59,7 @@ def _tip_of(result: EvalResult, row: EvalRow) -> str:
     if latency is None:
         return f"{row.strategy} failed"
     cold = f", first run {digits(row.cold_ms.level)} ms" if row.cold_ms else ""
-    doubts = "; ".join(result.doubts(row))
+    doubts = "; ".join(row.doubts)
     doubtful = f", doubtful: {doubts}" if doubts else ""
     return f"{row.strategy} {digits(latency.level)} ms ({row.source}){cold}{doubtful}"
 
@@ -130,7 +130,7 @@ def latencies(result: EvalResult, model: str) -> Picture:
         at=at,
         legend=legend,
         note="The 20th percentile of runs; whiskers reach to the 80th."
-        + (" ?: doubtful, its tip says why." if any(map(result.doubts, rows)) else ""),
+        + (" ?: doubtful, its tip says why." if any(row.doubts for row in rows) else ""),
         sources=_sources(rows),
     )
 
@@ -146,7 +146,7 @@ def _latency_bar(result: EvalResult, row: EvalRow) -> Bar:
     return Bar(
         row.strategy,
         (Part(0.0, latency.level, _class(row), tip),),
-        digits(latency.level) + ("?" if result.doubts(row) else ""),
+        digits(latency.level) + ("?" if row.doubts else ""),
         tuple(points),
         (latency.level, latency.p80) if latency.runs else None,
     )
@@ -312,6 +312,15 @@ def _title(results: Sequence[Result]) -> str:
     return f"codl: {models} on {result.soc.name}"
 
 
+#: Headings and tables of results that have a single table.
+TABLES: Mapping[type, tuple[str, Callable[[Any], TextTable]]] = {
+    TrainResult: ("Predictors for {0.soc.name}", tables.train_content),
+    CollectResult: ("Collection", tables.collect_content),
+    PackageResult: ("Bundle of {0.model}", lambda result: tables.bundles_content([result])),
+    BenchResult: ("Kernels on {0.soc.name}", tables.bench_content),
+}
+
+
 def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
     """The heading, the parts and the findings of a result."""
     shown: tuple[TextTable, ...]
@@ -326,16 +335,10 @@ def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
             plans = (replace(_plan(plan), heading=plan.model) for plan in result.results)
             part = PagePart(tables=(tables.plans_content(result),))
             return f"Plans on {result.soc.name}", (part, *plans), ()
-        case TrainResult():
-            heading, shown = f"Predictors for {result.soc.name}", (tables.train_content(result),)
-        case CollectResult():
-            heading, shown = "Collection", (tables.collect_content(result),)
         case RunResult():
             heading, shown = f"Run of {result.model}", (tables.run_content(result),)
             profile = result.profile
             drawn = (timeline_of(profile, [profile]),) if result.spans else ()
-        case PackageResult():
-            heading, shown = f"Bundle of {result.model}", (tables.bundles_content([result]),)
         case ExplainResult():
             heading, found = f"Waterfall of {result.model}", waterfalls.findings(result)
             shown = waterfalls.contents(result)
@@ -343,8 +346,9 @@ def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
         case ValidateResult():
             heading = f"Validation of {result.model} on {result.soc.name}"
             shown, found = (tables.validation_content(result),), tables.validation_findings(result)
-        case BenchResult():
-            heading, shown = f"Kernels on {result.soc.name}", (tables.bench_content(result),)
+        case TrainResult() | CollectResult() | PackageResult() | BenchResult():
+            title, content = TABLES[type(result)]
+            heading, shown = title.format(result), (content(result),)
         case _:  # of a plugin
             heading, shown = result.heading, result.tables()
     return heading, (PagePart(pictures=drawn, tables=shown),), found

@@ -27,7 +27,6 @@ from codl.ir.records.results import (
     Source,
     SpanKind,
     TimeSpan,
-    doubts,
     times_faster,
 )
 from codl.ir.records.waterfall import ChainTerms, WaterfallTerm, WholeOp
@@ -212,13 +211,6 @@ class EvalResult(ResultFile):
         """The ideal latency over the row's latency."""
         ideal = [other.latency_ms for other in self.of(row.model) if other.strategy == IDEAL]
         return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
-
-    def doubts(self, row: EvalRow) -> tuple[str, ...]:
-        """Reasons to doubt a latency; recomputed for files that do not record them."""
-        latency = row.latency_ms
-        if row.doubts or latency is None or row.source != "measured":
-            return row.doubts
-        return doubts(latency, row.cold_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """Profiles of a model, with the sources of their latencies."""

@@ -117,7 +117,7 @@ def _model_verdict(result: EvalResult, model: str) -> ModelVerdict | None:
     named = {"model": model, "soc": result.soc.name, "use": first.strategy, "kind": _kind(first)}
     what, ms = f"For {stem(model)} on {result.soc.name} use {_description(first)}", _level(first)
     mark = f", {first.source}" if first.source in UNMEASURED else ""
-    mark += ", on a disturbed machine" if result.doubts(first) else ""
+    mark += ", on a disturbed machine" if first.doubts else ""
     known: dict[str, Any] = {
         **named,
         "latency_ms": ms,
