@@ -86,7 +86,7 @@ RESULT_OPTIONS = {"--json", "--output"}
 MOST_EXAMPLES = 2
 #: Options of every command that plans a model, which the page lists once.
 PLAN_OPTIONS = {
-    "--plan", "--strategy", "--predictor", "--plan-time", "--profile", "--no-profile", "--batch",
+    "--plan", "--strategy", "--predictor", "--plan-time", "--profile", "--batch",
     "--shape", "--max-kernel-ms", "--gpu-duty", "--datasets", "--predictors",
 }  # fmt: skip
 #: What stands for suffixes of kernel variants in a table.

@@ -232,7 +232,7 @@ class Evaluate(PlanningJob):
         described = limits.applied(local, self.reporter)
         context = self.context_of(described)
         with closing(connect(self.serial, described)) as target:
-            how = profiling(target, not self.no_profile)
+            how = profiling(target, self.profile)
             context = replace(context, target=target, profiling=how)
             run = EvalRun.of(replace(asked, limits=limits_of(described)), context)
             cooling = target.cooling(self.cool_down_s, self.hot_c, self.reporter.note)

@@ -57,7 +57,14 @@ class PlanningJob(DeviceJob):
             read=opt.time_of("--plan-time"),
         ),
     ] = None
-    no_profile: Annotated[bool, option("--no-profile", help="Plan by predictions alone.")] = False
+    profile: Annotated[
+        bool,
+        option(
+            "--profile/--no-profile",
+            help="Run plans where there is a device, and keep their latencies in ./profiles; or "
+            "plan by predictions alone.",
+        ),
+    ] = True
     batch: opt.BatchOption = None
     max_kernel_ms: Annotated[
         float | None,
@@ -143,18 +150,9 @@ class RunOptions:
         return replace(soc, placement=placement)
 
 
-def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
-    """The profiling of networks on a target; None if it is off, or on a replay.
-
-    Raises `CodlError` for a file of a profile and a replay.
-    """
-    if target.replays is not None:
-        if isinstance(profile, Path):
-            raise CodlError(f"{profile} is of a machine, and {target.serial} replays a dataset.")
-        return None
-    if isinstance(profile, Path):
-        return Profiling(file=profile)
-    return Profiling() if profile else None
+def profiling(target: Target, profile: bool = True) -> Profiling | None:
+    """The profiling of networks on a target; None if it is off, or on a replay."""
+    return Profiling() if profile and target.replays is None else None
 
 
 def deployment_of(model: str, reporter: Reporter = SILENT) -> Deployment | None:
@@ -205,9 +203,9 @@ class ModelJob(PlanningJob):
     """A model, the SoC that it runs on, and how it is planned.
 
     `plan` is a plan file. Without a `device` nothing runs. With one, plans run for `plan_time_s`
-    seconds or while they gain, and the fastest is taken, unless `profile` is off; `profile` may be
-    a file. `deployment`, `described` and `context` are read on first use; each raises `CodlError`
-    for a missing file or name.
+    seconds or while they gain, and the fastest is taken, unless `profile` is off. `deployment`,
+    `described` and `context` are read on first use; each raises `CodlError` for a missing file or
+    name.
     """
 
     model: Annotated[str | Path, opt.argument(f"{opt.MODELS}.", read=str)] = field(kw_only=False)
@@ -220,15 +218,6 @@ class ModelJob(PlanningJob):
             "runtime, or {codl.plan.strategies:DEFAULT}.",
         ),
     ] = None
-    profile: Annotated[
-        Path | bool,
-        option(
-            "--profile",
-            read=Path,
-            metavar="FILE",
-            help="The profile of this model on this device, instead of the one in ./profiles.",
-        ),
-    ] = True
     shapes: Annotated[
         Mapping[str, tuple[int, ...]],
         option(
@@ -241,10 +230,6 @@ class ModelJob(PlanningJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.profile, Path) and self.no_profile:
-            raise CodlError(
-                f"--profile {self.profile} is not used with --no-profile: leave one of them out."
-            )
         if self.plan is not None and self.strategy is not None:
             raise CodlError(
                 f"A plan is made already: leave out the plan {str(self.plan)!r} or the strategy "
@@ -285,8 +270,8 @@ class ModelJob(PlanningJob):
     @contextmanager
     def connected(self) -> Iterator[Context]:
         with closing(connect(self.serial, self.described)) as target:
-            profile = not self.no_profile and self.profile
-            yield replace(self.context, target=target, profiling=profiling(target, profile))
+            how = profiling(target, self.profile)
+            yield replace(self.context, target=target, profiling=how)
 
     def load(self) -> Network:
         """The network with its weights; raises `CodlError` for an unreadable model."""
