@@ -40,7 +40,13 @@ from paper_figures import paper_content, paper_picture
 from planner_tables import TABLES
 from split_picture import split
 from standalone import stand_alone
-from summaries import accuracy_content, conformance_content, devices_content, refusals_content
+from summaries import (
+    accuracy_content,
+    comparison_content,
+    conformance_content,
+    devices_content,
+    refusals_content,
+)
 
 from codl.cli.app import app
 from codl.cli.commands import filled
@@ -54,7 +60,6 @@ from codl.registry import load_installed
 from codl.report.charts import Picture
 from codl.report.tables import (
     bundles_content,
-    comparison_content,
     plan_content,
     run_content,
     train_content,

@@ -16,7 +16,7 @@ from codl.ir.records.verdicts import ModelVerdict, remember
 from codl.jobs import options as opt
 from codl.jobs.interleaved import Evaluation, check_peers, failed_row, to_json, with_opencl_all
 from codl.jobs.interleaved import evaluate as evaluate_model
-from codl.jobs.model import PlanningJob, RunOptions, profiling
+from codl.jobs.model import PlanningJob, profiling
 from codl.jobs.options import function, soc_on
 from codl.machine.placement import limits_of, require_local
 from codl.measure import HOT_C, LONGEST_S, SEED
@@ -227,9 +227,7 @@ class Evaluate(PlanningJob):
         """Open the target, and measure one model after the other."""
         budget = Budget(self.budget_s)
         asked = self._request()
-        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
-        local = soc_on(self, self.serial)
-        described = limits.applied(local, self.reporter)
+        described = self.placed(soc_on(self, self.serial))
         context = self.context_of(described)
         with closing(connect(self.serial, described)) as target:
             how = profiling(target, self.profile)

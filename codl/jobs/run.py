@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from codl import files
 from codl.engine.engine import Engine
-from codl.errors import CodlError, UnsupportedError
+from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.files import BUNDLE
 from codl.ir.records.results import doubts
 from codl.jobs import options as opt
 from codl.jobs.model import ModelJob, check_summary, digests_of, read_inputs
 from codl.jobs.options import function, option, recorded, soc_on
 from codl.jobs.run_report import RunReport, measure
+from codl.machine.placement import HINTS, LocalSoc
 from codl.measure.inputs import random_inputs
 from codl.plan.strategies import DEFAULT, Context
 from codl.runtime.loaded import sharing_ms
@@ -29,6 +30,7 @@ from codl.targets.connect import connect, prepare
 if TYPE_CHECKING:
     from codl.engine.stream import Lanes
     from codl.frontend.convert import Source
+    from codl.frontend.models.deployment import Deployment
     from codl.plan.cost_model import CostModel
     from codl.targets.base import Target
 
@@ -151,6 +153,23 @@ class Run(EngineJob):
         option("--trust", help="Load a bundle of another user or machine. It can run any code."),
     ] = False
 
+    def placed(self, soc: LocalSoc, deployment: Deployment | None = None) -> LocalSoc:
+        """The SoC with the requested settings; raises `CodlError` for invalid threads or hints."""
+        for kind, hint in (("performance", self.gpu_performance), ("priority", self.gpu_priority)):
+            if hint not in (None, *HINTS):
+                raise UnknownNameError(f"GPU {kind} hint", str(hint), HINTS)
+        place = super().placed(soc, deployment).placement
+        if self.threads is not None:
+            place = place.with_threads(self.threads)
+        if place.threads != soc.cpu.threads:
+            self.reporter.note(
+                f"Threads of the CPU side: {place.threads}, on the cores "
+                f"{', '.join(map(str, place.cpu_cores))}; plans are made with predictors for "
+                f"{soc.cpu.threads}."
+            )
+        hints = (self.gpu_performance or place.performance, self.gpu_priority or place.priority)
+        return replace(soc, placement=replace(place, performance=hints[0], priority=hints[1]))
+
     def run(self) -> tuple[dict[str, Any], RunReport]:
         """The result of `codl run --json`, and its report."""
         is_bundle = Path(self.model).suffix == BUNDLE
@@ -252,7 +271,7 @@ def _open_bundle(job: Run, stack: ExitStack) -> Opened:
     if not job.soc:
         prepare(job.serial, install=job.install, tell=job.reporter.tell)
     described = soc_on(job, job.serial) if job.soc else bundle.soc_of(archive)
-    placed = job.options.applied(described, job.reporter)
+    placed = job.placed(described, job.deployment)
     target = stack.enter_context(closing(connect(job.serial, placed)))
     engine = bundle.load(
         job.model, soc=placed, connected=lambda soc: target, trusted=job.trust, check=job.check
@@ -284,7 +303,13 @@ def _result(engine: Engine, done: RunReport, job: Run) -> dict[str, Any]:
         "planned_fallbacks": [asdict(fallback) for fallback in engine.plan.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,
-        "options": {**asdict(job.options), "threads": engine.soc.placement.threads},
+        "options": {
+            "threads": engine.soc.placement.threads,
+            "gpu_performance": job.gpu_performance,
+            "gpu_priority": job.gpu_priority,
+            "max_kernel_ms": job.max_kernel_ms,
+            "gpu_duty": job.gpu_duty,
+        },
         "limited": None if engine.limited is None else asdict(engine.limited),
         "memory_bytes": asdict(engine.memory),
         "adaptation": None if engine.adaptation is None else asdict(engine.adaptation),

@@ -161,7 +161,7 @@ def search_all(
         )
     on_device = _on_device(job, searches, workers)
     described = (
-        job.options.applied(soc_on(job, serial), job.reporter)
+        job.placed(soc_on(job, serial), job.deployment)
         if any(on_device)
         else socs.load(job.soc, job.precision)
     )
@@ -170,7 +170,7 @@ def search_all(
         replace(
             search,
             winograd=adapted(context, each.deployment).winograd,
-            limits=each.options.limits(described),
+            limits=each.limits(described, each.deployment),
             on_device=runs_here,
         )
         for search, each, runs_here in zip(searches, jobs, on_device, strict=True)

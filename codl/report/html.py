@@ -355,7 +355,7 @@ def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
 
 
 def _evaluation(result: EvalResult) -> tuple[PagePart, ...]:
-    first = PagePart("", _there(speedups(result)), (tables.comparison_content(result),))
+    first = PagePart("", _there(speedups(result)))
     models = (
         PagePart(
             stem(model),

@@ -14,7 +14,6 @@ from codl.report.results import (
     IDEAL,
     NOT_RECORDED,
     SHARING,
-    SINGLES,
     WAITING,
     BenchResult,
     CollectResult,
@@ -409,36 +408,6 @@ def warnings(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for source, text in WARNINGS.items() if source in sources)
 
 
-def comparison_content(result: EvalResult) -> TextTable:
-    """Latencies of an evaluation: a row per model, a column per strategy or peer, then speedups."""
-    names = list(dict.fromkeys(row.strategy for row in result.rows))
-    peers = {row.strategy for row in result.rows if row.peer}
-    planned = [name for name in names if name not in (*SINGLES, IDEAL, *peers)]
-    heads = ("model", *(Column(f"`{name}`") for name in names))
-    heads += tuple(Column(f"speedup of `{name}`") for name in planned)
-    rows: list[tuple[Value, ...]] = []
-    failed = [row for row in result.rows if row.latency_ms is None]
-    for model in result.models:
-        of = {row.strategy: row for row in result.of(model)}
-        levels = {name: row.latency_ms.level for name, row in of.items() if row.latency_ms}
-        cells = [levels.get(name, "failed" if name in of else None) for name in names]
-        speedups = [result.speedup(of[name]) if name in of else None for name in planned]
-        rows.append((stem(model), *cells, *speedups))
-    ideal = "`ideal` is computed: the best measured split of every op, without data sharing."
-    caption = (
-        f"Milliseconds, all of a model in one run, in turns. {LATENCY} Speedups are over the "
-        "faster of `cpu` and `gpu`.",
-        *([ideal] if IDEAL in names else []),
-        *_accuracy_note(result.rows),
-        *eval_notes(result),
-        *(f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed),
-        *soc_lines(result.soc),
-        *warnings([row.source for row in result.rows]),
-        *origin_lines(result),
-    )
-    return TextTable.plain(f"Latency on {result.soc.name}", heads, rows, caption)
-
-
 def plans_content(result: SearchesResult) -> TextTable:
     rows: list[tuple[Value, ...] | TextRow] = [
         (plan.model, plan.strategy, len(plan.chains),
@@ -449,18 +418,6 @@ def plans_content(result: SearchesResult) -> TextTable:
     heads = ("model", "strategy", "chains", "on both", "predicted (ms)", "search (ms)")
     caption = (*soc_lines(result.soc), "Latencies are predicted; nothing was run.")
     return TextTable.plain(f"Plans on {result.soc.name}", heads, rows, caption)
-
-
-def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
-    """The worst output of all rows, against ONNX Runtime."""
-    cosines = [row.cosine for row in rows if row.cosine is not None]
-    errors = [row.max_rel_err for row in rows if row.max_rel_err is not None]
-    if not cosines or not errors:
-        return ()
-    return (
-        f"Against ONNX Runtime the least cosine of an output is {min(cosines):.9f}, the largest "
-        f"max_rel_err {digits(max(errors))}.",
-    )
 
 
 def bundles_content(results: Sequence[PackageResult]) -> TextTable:

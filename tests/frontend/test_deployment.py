@@ -18,7 +18,8 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.records.gpu_limits import GpuLimits
-from codl.jobs.model import ModelJob, RunOptions, adapted, deployment_of, read_inputs
+from codl.jobs.model import ModelJob, adapted, deployment_of, read_inputs
+from codl.jobs.run import Run
 from codl.machine.placement import LocalSoc, Placement
 from codl.plan.strategies import DEFAULT, Context
 
@@ -172,17 +173,17 @@ def test_inputs_come_from_the_files_that_a_deployment_names(folder: Path) -> Non
 
 def test_options_change_the_soc_for_a_run() -> None:
     here = LocalSoc.of(SOC, Placement("none", (0, 1)))
-    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(here)
+    changed = Run(model="x", threads=1, gpu_performance="high", gpu_priority="low").placed(here)
     assert changed.facts == SOC
     assert changed.placement == Placement(
         "none", (0, 1), cpu_threads=1, performance="high", priority="low"
     )
-    assert RunOptions().applied(here) == here
+    assert Run(model="x").placed(here) == here
     with pytest.raises(UnknownNameError, match="GPU priority hint 'urgent'"):
-        RunOptions(gpu_priority="urgent").applied(here)
+        Run(model="x", gpu_priority="urgent").placed(here)
     for threads in (99, 0, -1):
         with pytest.raises(CodlError, match="threads need as many cores"):
-            RunOptions(threads=threads).applied(here)
+            Run(model="x", threads=threads).placed(here)
 
 
 def test_the_documented_examples_load(folder: Path) -> None:

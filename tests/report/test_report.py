@@ -24,7 +24,7 @@ from codl.report.results import (
     parse_as,
     parse_result,
 )
-from codl.report.tables import best_content, comparison_content, eval_content, train_content
+from codl.report.tables import best_content, eval_content, train_content
 from codl.report.text_table import (
     NONE,
     Column,
@@ -415,31 +415,6 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(CodlError, match="cannot be written"):
         write_report([path], tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "result.json"]
-
-
-def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
-    rows = [
-        row("cpu", 20.0),
-        row("gpu", 10.0),
-        row("codl", 5.0, speedup=2.0, cosine=0.99999, max_rel_err=1e-5),
-        row("ort", 8.0, speedup=1.25, peer=ran, cosine=1.0, max_rel_err=2e-4),
-        row("cpu", 30.0, model="other"),
-        row("codl", None, model="other", status="failed", reason="no plan"),
-    ]
-    table = comparison_content(parse_as(EvalResult, evaluation(rows=rows)))
-    assert [column.header for column in table.columns] == [
-        "model", "`cpu`", "`gpu`", "`codl`", "`ort`", "speedup of `codl`",
-    ]  # fmt: skip
-    assert [row.cells for row in table.sections[0].rows] == [
-        ("testnet", "18.0", "9.00", "4.50", "7.20", "2.00"),
-        ("other", "27.0", NONE, "failed", NONE, NONE),
-    ]
-    caption = " ".join(table.caption)
-    assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption
-    assert "codl on other failed: no plan." in caption
-    assert "commit abc1234" in caption
-    assert "one CPU, divided" in caption
 
 
 def test_markdown_keeps_cells_apart() -> None:
