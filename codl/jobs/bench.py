@@ -325,9 +325,10 @@ class BenchStream(EngineJob):
             with engine.stream([frame], in_flight=self.in_flight) as results:
                 next(results)
                 in_flight, names = results.in_flight, results.lanes
-            peers = [_Peer(name, self._started(name, frame, device)) for name in self.peers]
-            for peer in peers:
-                stack.enter_context(closing(peer.started))
+            peers = []
+            for name in self.peers:
+                started = stack.enter_context(closing(self._started(name, frame, device)))
+                peers.append(_Peer(name, started))
             self.reporter.stage(f"Running frames of {model}", self.time_s)
             rates, stream = {name: FrameRate() for name in alone}, FrameRate()
             turn_s = self.time_s / TURNS / (len(rates) + 1 + len(peers))

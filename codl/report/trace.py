@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeAlias
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
@@ -22,8 +21,6 @@ from codl.report.recording import Recording
 
 #: Notes that a slice shows besides its name.
 Notes: TypeAlias = "Mapping[str, str | float | Sequence[str]]"
-#: Milliseconds of spans by net, step and kind.
-Totals: TypeAlias = "Mapping[tuple[int | None, int | None, SpanKind], float]"
 #: The timestamp at which traces begin, and the packets' only sequence number.
 BEGIN_NS, SEQUENCE = 1_000_000, 1
 #: Tracks of an inference from top to bottom.
@@ -62,10 +59,7 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
     """
     packets = _Packets()
     measured = [lanes_of(recording, run.spans, run.at_ms) for run in recording.inferences]
-    predicted = [
-        lanes_of(recording, recording.predicted, at_ms, is_predicted=True)
-        for at_ms in _apart(recording)
-    ]
+    predicted = [lanes_of(recording, recording.predicted, at_ms) for at_ms in _apart(recording)]
     processes = {f"measured: {title}": measured, f"predicted ({source}): {title}": predicted}
     for name, runs in processes.items():
         if not runs:
@@ -94,15 +88,12 @@ def lanes_of(
     recording: Recording,
     spans: Sequence[PlacedSpan],
     at_ms: float,
-    *,
-    is_predicted: bool = False,
 ) -> dict[str, list[Slice]]:
     """The slices of one inference that began at `at_ms`, by track."""
     executable, plan = recording.executable, recording.plan
-    others_ms = _others_ms(recording, is_predicted)
     pieces = []
     for placed in spans:
-        span, notes = placed.span, _notes(executable, plan, placed, others_ms, is_predicted)
+        span, notes = placed.span, _notes(executable, plan, placed)
         start, end = (BEGIN_NS + round(1e6 * (at_ms + ms)) for ms in (span.start_ms, span.end_ms))
         pieces.append((placed, Slice(span.label, span.kind, start, end, notes)))
     lanes: dict[str, list[Slice]] = {track: [] for track in TRACKS}
@@ -147,30 +138,9 @@ def _chain(executable: Executable, plan: Plan, stage: int, inner: list[Slice]) -
     return Slice(name, CHAIN, inner[0].start_ns, inner[-1].end_ns, notes, inner)
 
 
-def _others_ms(recording: Recording, is_predicted: bool) -> Totals:
-    """Totals of the other process: the predictions, or the means of measured inferences."""
-    if not is_predicted:
-        return _totals(recording.predicted)
-    runs = [_totals(run.spans) for run in recording.inferences]
-    return {key: fmean(run.get(key, 0.0) for run in runs) for run in runs for key in run}
-
-
-def _totals(spans: Iterable[PlacedSpan]) -> Totals:
-    totals: dict[tuple[int | None, int | None, SpanKind], float] = defaultdict(float)
-    for placed in spans:
-        totals[placed.net, placed.step, placed.span.kind] += placed.span.ms
-    return totals
-
-
-def _notes(
-    executable: Executable, plan: Plan, placed: PlacedSpan, others_ms: Totals, is_predicted: bool
-) -> Notes:
-    """What a slice shows: its time here and in the other process, its chain, and its work."""
-    here, there = ("predicted", "measured") if is_predicted else ("measured", "predicted")
-    notes: dict[str, str | float | Sequence[str]] = {f"{here} (ms)": placed.span.ms}
-    key = (placed.net, placed.step, placed.span.kind)
-    if placed.span.kind != "layer" and key in others_ms:
-        notes[f"{there} (ms)"] = others_ms[key]
+def _notes(executable: Executable, plan: Plan, placed: PlacedSpan) -> Notes:
+    """What a slice shows: its time, its chain, and its work."""
+    notes: dict[str, str | float | Sequence[str]] = {"ms": placed.span.ms}
     label = executable.stages[placed.stage].label
     for chain in plan.chains:
         if chain.label == label:
