@@ -272,8 +272,9 @@ def _predicted(
         completed[name] = replace(row, predicted_ms=ms, predicted_over_measured=over)
         if profile is not None:
             ms, over, _ = _prediction(engines[timed], alone, row, slower)
-            changes = {"unprofiled_ms": ms, "unprofiled_over_measured": over}
-            completed[name] = replace(completed[name], **changes)
+            completed[name] = replace(
+                completed[name], unprofiled_ms=ms, unprofiled_over_measured=over
+            )
     return completed, spans
 
 

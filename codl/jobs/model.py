@@ -21,7 +21,7 @@ from codl.ir.records.results import Checked, Digests
 from codl.ir.records.soc import Soc
 from codl.ir.types import PRECISIONS
 from codl.jobs import options as opt
-from codl.jobs.options import SILENT, DeviceJob, Reporter, option, soc_on
+from codl.jobs.options import DeviceJob, option, soc_on
 from codl.machine.placement import LocalSoc, limits_of
 from codl.measure import FOLDER as DATASETS
 from codl.measure.dataset import dataset_digest
@@ -116,14 +116,6 @@ def profiling(target: Target, profile: bool = True) -> Profiling | None:
     return Profiling() if profile and target.replays is None else None
 
 
-def deployment_of(model: str, reporter: Reporter = SILENT) -> Deployment | None:
-    """The settings of a model of a deployment file; None for other models."""
-    deployment = models.deployment_of(model)
-    if deployment is not None and deployment.ignored:
-        reporter.note(f"Without effect here: {', '.join(deployment.ignored)}.")
-    return deployment
-
-
 def adapted(context: Context, deployment: Deployment | None) -> Context:
     """The context with a deployment's Winograd setting.
 
@@ -204,7 +196,10 @@ class ModelJob(PlanningJob):
 
     @cached_property
     def deployment(self) -> Deployment | None:
-        return deployment_of(str(self.model), self.reporter)
+        deployment = models.deployment_of(str(self.model))
+        if deployment is not None and deployment.ignored:
+            self.reporter.note(f"Without effect here: {', '.join(deployment.ignored)}.")
+        return deployment
 
     @cached_property
     def described(self) -> Soc:

@@ -268,7 +268,8 @@ def _latency(result: EvalResult, row: EvalRow) -> Figure:
         "version": row.peer.version if row.peer else "",
     }
     reason = "" if latency else f"failed: {row.reason}"
-    return Figure(latency and latency.level, noise_of([latency]), reason, basis)
+    level = latency.level if latency else None
+    return Figure(level, noise_of([latency]), reason, basis)
 
 
 def _speedup(result: EvalResult, row: EvalRow) -> Figure:

@@ -363,8 +363,7 @@ def _evaluation(result: EvalResult) -> tuple[PagePart, ...]:
         )
         for model in result.models
     )
-    shown = (tables.eval_content(result), *tables.used_content(result))
-    return (first, *models, PagePart("All models", tables=shown))
+    return (first, *models, PagePart("All models", tables=(tables.eval_content(result),)))
 
 
 def _there(*drawn: Picture | None) -> tuple[Picture, ...]:

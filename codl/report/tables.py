@@ -103,6 +103,10 @@ def eval_notes(result: EvalResult) -> list[str]:
     return incomplete + [text.format("; ".join(each)) for text, each in notes.items() if each]
 
 
+#: Sizes of tensors and weights on both sides.
+SIZES = ("cpu_bytes", "cpu_weight_bytes", "gpu_bytes", "gpu_weight_bytes")
+
+
 def eval_content(result: EvalResult) -> TextTable:
     rows = {
         stem(model): [_eval_row(result, row) for row in result.of(model)] for model in result.models
@@ -123,10 +127,12 @@ def eval_content(result: EvalResult) -> TextTable:
         *eval_notes(result),
         *warnings([row.source for row in result.rows]),
     )
-    heads = ("strategy", "latency (ms)", Column(f"median{NONE}p80 (ms)", spare=6), "first run (ms)",
+    heads = ("strategy", "latency (ms)", Column(f"median{NONE}p80 (ms)", spare=8), "first run (ms)",
              "predicted (ms)", "over measured", f"speedup ({TIMES})", "of ideal (%)",
-             Column("cosine", spare=4), "max rel err", "source")  # fmt: skip
-    spare = ("source", "first run (ms)", "over measured", "", "of ideal (%)", "", "predicted (ms)")
+             Column("cosine", spare=6), "max rel err", "memory (MB)", "energy (mJ)",
+             "source")  # fmt: skip
+    spare = ("source", "memory (MB)", "energy (mJ)", "first run (ms)", "over measured", "",
+             "of ideal (%)", "", "predicted (ms)")  # fmt: skip
     title = f"Latency on {result.soc.name}"
     return TextTable.plain(title, heads, rows, caption, spare=spare, by="model", filled=True)
 
@@ -139,37 +145,17 @@ def _eval_row(result: EvalResult, row: EvalRow) -> tuple[Value, ...] | TextRow:
         row.strategy,
         latency.level,
         spread(latency.median, latency.p80) if row.source != "computed" else NONE,
-        row.cold_ms and row.cold_ms.level,
+        row.cold_ms.level if row.cold_ms else None,
         row.predicted_ms,
         row.predicted_over_measured,
         result.speedup(row),
         of_ideal and 100 * of_ideal,
         nearness(row.cosine),
         row.max_rel_err,
+        sum((row.memory_bytes or {}).get(size, 0) for size in SIZES) / 1e6 or None,
+        row.energy_mj,
         row.source,
     )
-
-
-def used_content(result: EvalResult) -> tuple[TextTable, ...]:
-    """Megabytes and millijoules of every row; none where neither is known."""
-    sizes = ("cpu_bytes", "cpu_weight_bytes", "gpu_bytes", "gpu_weight_bytes")
-    rows = {
-        stem(model): [
-            (
-                row.strategy,
-                *((row.memory_bytes or {}).get(size, 0) / 1e6 for size in sizes),
-                row.energy_mj,
-            )
-            for row in result.of(model)
-            if row.memory_bytes or row.energy_mj is not None
-        ]
-        for model in result.models
-    }
-    if not any(rows.values()):
-        return ()
-    heads = ("strategy", "CPU tensors (MB)", "CPU weights (MB)", "GPU tensors (MB)",
-             "GPU weights (MB)", "one inference (mJ)")  # fmt: skip
-    return (TextTable.plain("Memory and energy", heads, rows),)
 
 
 def train_content(result: TrainResult) -> TextTable:

@@ -108,8 +108,9 @@ class TextTable:
             return Column(header, numeric=is_numeric, spare=rank)
 
         def text_row(row: Sequence[Value] | TextRow) -> TextRow:
-            is_made = isinstance(row, TextRow)
-            return row if is_made else TextRow(tuple(cell_text(row[at]) for at in kept))
+            if isinstance(row, TextRow):
+                return row
+            return TextRow(tuple(cell_text(row[at]) for at in kept))
 
         sections = (TextSection(of, tuple(map(text_row, rows))) for of, rows in lines.items())
         return cls(title, tuple(map(column, kept)), tuple(sections), tuple(caption), by)

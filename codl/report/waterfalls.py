@@ -14,6 +14,7 @@ from codl.report.text_table import (
     NONE,
     Column,
     TextTable,
+    Value,
     digits,
 )
 
@@ -109,12 +110,12 @@ def chains_content(result: ExplainResult) -> TextTable:
     }
     smallest = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] > NOTHING]
     is_run = result.measured_ms is not None
-    columns = (
+    columns: tuple[str | Column, ...] = (
         *("chain", "cut", Column("CPU"), Column("GPU"), BOUND),
         *(Column(name, spare=1 + smallest.index(name)) for name in sizes if name in smallest),
         MEASURED if is_run else PREDICTED,
     )
-    rows = [
+    rows: list[tuple[Value, ...]] = [
         (
             _label(chain),
             _cut(chain),
@@ -152,7 +153,7 @@ def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTabl
     )
     title = f"Ops left whole: {result.model} by {result.strategy} on {result.soc.name}"
     figures = ("saves (ms)", "sharing", "cuts", "variants", "plan (ms)")
-    heads = ("op", *map(Column, figures), "what stands against it")
+    heads: tuple[str | Column, ...] = ("op", *map(Column, figures), "what stands against it")
     rows = [
         (row.op, *map(signed, (row.saves_ms, row.sharing_ms, row.cuts_ms, row.variants_ms)),
          signed(row.net_ms), _reason_whole(row))

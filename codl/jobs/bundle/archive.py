@@ -280,7 +280,7 @@ def network_to_json(network: Network) -> Any:
     """A network as JSON content: all but the weights, with the shapes of constants."""
     content = _Network(
         name=network.name,
-        inputs={name: tuple(shape) for name, shape in network.inputs.items()},
+        inputs=dict(network.inputs),
         outputs={name: _Output(*output) for name, output in network.outputs.items()},
         constants={name: value.shape for name, value in network.constants.items()},
         types=network.types,
