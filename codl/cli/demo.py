@@ -210,7 +210,8 @@ def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
             "measures more, and --budget gives it more time."
         )
     show(eval_content(result))
-    return DemoRow(MEASURED, *(levels[name] for name in STRATEGIES), "measured")
+    cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
+    return DemoRow(MEASURED, cpu_ms, gpu_ms, codl_ms, "measured")
 
 
 def _step(output: Path, left_s: float, command: str, *paths: str, kept: Path | None = None) -> None:

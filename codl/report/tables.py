@@ -68,7 +68,7 @@ TURNS = "the first of a turn, with caches that others filled; latencies are of t
 
 
 def eval_notes(result: EvalResult) -> list[str]:
-    """Notes on an early end, on equal executables, peers, the machine's pace, and disturbances."""
+    """Notes on an early end, on equal executables, peers, and the machine's pace."""
     same = [f"{stem(r.model)}: {r.strategy} is {r.same_as}" for r in result.rows if r.same_as]
     peers = {
         row.strategy: f"{row.strategy} {peer.version} ({peer.threads} threads, seen on cores "
@@ -76,31 +76,41 @@ def eval_notes(result: EvalResult) -> list[str]:
         for row in result.rows
         if (peer := row.peer)
     }
-    pace, held = dict[str, str](), dict[str, str]()
+    held, pace = dict[str, str](), dict[str, list[float]]()
+    slower = {stem(row.model): row.slowdown for row in result.rows if row.slowdown}
+    slower = {
+        model: factors
+        for model, factors in slower.items()
+        if any(abs(factor - 1) > NOTABLE for factor in factors.values())
+    }
+    for side, factor in (each for factors in slower.values() for each in factors.items()):
+        pace.setdefault(side, []).append(factor)
     for row in result.rows:
-        factors = (row.slowdown or {}).items()
-        if any(abs(factor - 1) > NOTABLE for _, factor in factors):
-            pace[stem(row.model)] = " and ".join(f"{side} {by:.2f}" for side, by in factors)
         if row.conditions and row.conditions.throttled:
             held[stem(row.model)] = " and the ".join(row.conditions.throttled).upper()
-    doubtful = [
-        f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}"
-        for row in result.rows
-        if row.doubts and not row.same_as
-    ]
-    notes = {
-        "Plans with the same executable were timed once. {}.": same,
-        "Peers have the cores of both sides, in their own processes: {}.": [*peers.values()],
-        "Clocks were held down meanwhile: {}.": [f"{of}: the {who}" for of, who in held.items()],
-        "Times that anchor ops took of what they did when the dataset was measured: {}.": [
-            f"{of}: {factors}" for of, factors in pace.items()
-        ],
-        "Doubtful, as where other programs run: {}. Measure again, or for longer by --time.": (
-            doubtful
-        ),
-    }
-    incomplete = [result.incomplete] if result.incomplete else []
-    return incomplete + [text.format("; ".join(each)) for text, each in notes.items() if each]
+    notes = [result.incomplete] if result.incomplete else []
+    if same:
+        notes.append(f"Plans with the same executable were timed once. {'; '.join(same)}.")
+    if peers:
+        each = "; ".join(peers.values())
+        notes.append(f"Peers have the cores of both sides, in their own processes: {each}.")
+    notes += [f"{of}: the clock of the {who} was held down meanwhile." for of, who in held.items()]
+    if pace:
+        ends = {side: (f"{min(of):.2f}", f"{max(of):.2f}") for side, of in pace.items()}
+        factors = (f"{side} {' to '.join(dict.fromkeys(of))}" for side, of in ends.items())
+        notes.append(
+            f"{', '.join(slower)}: anchor ops took {', '.join(factors)} of what they did when the "
+            "dataset was measured."
+        )
+    return notes
+
+
+def doubt_notes(result: EvalResult) -> list[str]:
+    """A note on latencies from a machine that may have been disturbed."""
+    rows = [row for row in result.rows if row.doubts and not row.same_as]
+    each = [f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}" for row in rows]
+    again = "Measure again, or for longer by --time."
+    return [f"Doubtful, as where other programs run: {'; '.join(each)}. {again}"] if each else []
 
 
 #: Sizes of tensors and weights on both sides.
@@ -125,6 +135,7 @@ def eval_content(result: EvalResult) -> TextTable:
         *soc_lines(result.soc),
         *notes,
         *eval_notes(result),
+        *doubt_notes(result),
         *warnings([row.source for row in result.rows]),
     )
     heads = ("strategy", "latency (ms)", Column(f"median{NONE}p80 (ms)", spare=8), "first run (ms)",
