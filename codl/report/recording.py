@@ -15,35 +15,19 @@ from codl.plan.price import PlacedSpan, predicted_timeline, spans_by_command, st
 from codl.targets.base import Target
 
 
-@dataclass(frozen=True)
-class TracedInference:
-    """An inference that began at `at_ms` of the trace."""
-
-    at_ms: float
-    spans: tuple[PlacedSpan, ...]
-
-
-@dataclass(frozen=True)
-class SensorReading:
-    """Readings of sensors at `at_ms` of the trace, by name with the unit."""
-
-    at_ms: float
-    values: Mapping[str, float]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Traced inferences of an executable, its predicted timeline, and sensor readings.
+    """Inferences of an executable, its predicted timeline, and sensor readings by name with unit.
 
-    `predicted` is empty without a trained predictor. `power_w` is the mean of plain runs, None
-    without a sensor.
+    Inferences and readings have the milliseconds since the trace began. `predicted` is empty
+    without a trained predictor. `power_w` is the mean of plain runs, None without a sensor.
     """
 
     executable: Executable
     plan: Plan
     predicted: tuple[PlacedSpan, ...] = ()
-    inferences: tuple[TracedInference, ...] = ()
-    readings: tuple[SensorReading, ...] = ()
+    inferences: tuple[tuple[float, tuple[PlacedSpan, ...]], ...] = ()
+    readings: tuple[tuple[float, Mapping[str, float]], ...] = ()
     power_w: float | None = None
 
 
@@ -70,17 +54,17 @@ def record(
     `DeviceError` if an inference fails.
     """
     begin = perf_counter()
-    inferences, readings = [], [_reading(target.conditions(), 0.0)]
+    inferences, readings = [], [(0.0, _reading(target.conditions()))]
     for _ in range(runs):
         at_ms = 1e3 * (perf_counter() - begin)
         spans = engine.profile(1, layers=layers)
-        inferences.append(TracedInference(at_ms, tuple(measured(engine.executable, spans))))
-        conditions = target.conditions()
-        readings.append(_reading(conditions, 1e3 * (perf_counter() - begin)))
+        inferences.append((at_ms, tuple(measured(engine.executable, spans))))
+        reading = _reading(target.conditions())
+        readings.append((1e3 * (perf_counter() - begin), reading))
     return replace(
         predict(engine.executable, engine.plan, cost),
         inferences=tuple(inferences),
-        readings=tuple(reading for reading in readings if reading.values),
+        readings=tuple(readings),
         power_w=power_w,
     )
 
@@ -102,11 +86,11 @@ def measured(executable: Executable, spans: Sequence[TimeSpan]) -> Iterator[Plac
             yield PlacedSpan(span, net.stage)
 
 
-def _reading(conditions: Conditions, at_ms: float) -> SensorReading:
+def _reading(conditions: Conditions) -> dict[str, float]:
     shown = {
         "temperature (C)": conditions.temperature_c,
         "CPU clock (MHz)": conditions.cpu_mhz,
         "GPU clock (MHz)": conditions.gpu_mhz,
         "battery (%)": conditions.battery_percent,
     }
-    return SensorReading(at_ms, {name: value for name, value in shown.items() if value is not None})
+    return {name: value for name, value in shown.items() if value is not None}

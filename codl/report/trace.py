@@ -58,7 +58,7 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
     the file cannot be written. A crash leaves no partial file.
     """
     packets = _Packets()
-    measured = [lanes_of(recording, run.spans, run.at_ms) for run in recording.inferences]
+    measured = [lanes_of(recording, spans, at_ms) for at_ms, spans in recording.inferences]
     predicted = [lanes_of(recording, recording.predicted, at_ms) for at_ms in _apart(recording)]
     processes = {f"measured: {title}": measured, f"predicted ({source}): {title}": predicted}
     for name, runs in processes.items():
@@ -78,7 +78,7 @@ def _apart(recording: Recording) -> Iterator[float]:
     done_ms = 0.0
     if not recording.predicted:
         return
-    for at_ms in [run.at_ms for run in recording.inferences] or [0.0]:
+    for at_ms in [at_ms for at_ms, _ in recording.inferences] or [0.0]:
         if at_ms >= done_ms:
             done_ms = at_ms + max(placed.span.end_ms for placed in recording.predicted)
             yield at_ms
@@ -207,9 +207,9 @@ class _Packets:
     def counters(self, process: int, recording: Recording) -> None:
         """Add counters of sensors with values."""
         series: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for reading in recording.readings:
-            for name, value in reading.values.items():
-                series[name].append((reading.at_ms, value))
+        for at_ms, values in recording.readings:
+            for name, value in values.items():
+                series[name].append((at_ms, value))
         if recording.power_w is not None:
             series["power, in the mean of plain runs (W)"].append((0.0, recording.power_w))
         for rank, (name, points) in enumerate(series.items(), start=len(TRACKS)):

@@ -24,7 +24,7 @@ from codl.machine.placement import LocalSoc
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.report.recording import SensorReading, predict, record
+from codl.report.recording import predict, record
 from codl.report.trace import write_trace
 from codl.runtime.loaded import Timeline
 from codl.targets.base import Target
@@ -144,17 +144,17 @@ def test_what_ran_can_be_read_back(first_soc: LocalSoc, tmp_path: Path) -> None:
         path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
     trace = read(path)
     assert len(trace.slices) == 2
-    for run in some(recording.inferences):
-        for placed in some(run.spans):
+    for _, spans in some(recording.inferences):
+        for placed in some(spans):
             assert placed.span.end_ms >= placed.span.start_ms >= 0
     nets = trace.of("measured", "net")
     assert len(nets) == 3 * len(engine.executable.nets)
     for one in some(nets):
         assert one.notes["ms"] > 0
         assert one.notes["ops"]
-    for run in some(recording.inferences):  # no wait is over before what it waits for
-        ends = {x.step: x.span.end_ms for x in run.spans if x.span.kind == "transform"}
-        for placed in some(x for x in run.spans if x.span.kind == "sync" and x.step in ends):
+    for _, spans in some(recording.inferences):  # no wait is over before what it waits for
+        ends = {x.step: x.span.end_ms for x in spans if x.span.kind == "transform"}
+        for placed in some(x for x in spans if x.span.kind == "sync" and x.step in ends):
             assert placed.span.end_ms >= ends[placed.step] - 1.0
     begins = [one.begin_ns for one in trace.of("measured", "net")[:: len(engine.executable.nets)]]
     assert begins == sorted(begins)
@@ -170,9 +170,8 @@ def test_sensors_are_counters(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("codl.report.recording.measured", lambda executable, spans: iter(()))
         recording = record(one, target, None, runs=2, power_w=4.5)
-    assert recording.readings[0] == SensorReading(
-        0.0, {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
-    )
+    values = {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
+    assert recording.readings[0] == (0.0, values)
     path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
     counters = read(path).counters
     assert counters["temperature (C)"] == [61.5] * 3
