@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from statistics import geometric_mean
 from typing import Any
@@ -179,23 +179,19 @@ def _level(row: EvalRow) -> float:
     return row.latency_ms.level
 
 
-def _row_of(result: EvalResult, model: str, strategy: str) -> EvalRow | None:
-    return next((r for r in result.of(model) if r.strategy == strategy and r.latency_ms), None)
-
-
-def _speedups(result: EvalResult, strategy: str) -> list[float]:
-    rows = [_row_of(result, model, strategy) for model in result.models]
-    return [speedup for row in rows if row and (speedup := result.speedup(row))]
-
-
 def _conclusion(result: EvalResult) -> str:
     """The gain of the best strategy that ran on every model with a processor alone."""
-    alone = {row.model for row in result.rows if row.latency_ms and row.strategy in SINGLES}
-    planned = [
-        row.strategy for row in result.rows if _kind(row) == "plan" and row.strategy != IDEAL
-    ]
-    speedups = {name: _speedups(result, name) for name in dict.fromkeys(planned)}
-    speedups = {name: values for name, values in speedups.items() if len(values) == len(alone)}
+    timed = [row for row in result.rows if row.latency_ms]
+    alone = {row.model for row in timed if row.strategy in SINGLES}
+    plans: dict[str, dict[str, EvalRow]] = {}
+    for row in timed:
+        if _kind(row) == "plan" and row.strategy != IDEAL and result.speedup(row):
+            plans.setdefault(row.strategy, {})[row.model] = row
+    speedups = {
+        name: [result.speedup(row) or 0.0 for row in of.values()]
+        for name, of in plans.items()
+        if len(of) == len(alone)
+    }
     if not speedups or not alone:
         return "No strategy ran beside a processor alone: there is nothing to compare with."
     best = max(speedups, key=lambda name: geometric_mean(speedups[name]))
@@ -207,16 +203,15 @@ def _conclusion(result: EvalResult) -> str:
             f" in the geometric mean of {len(alone)} models, from {min(speedups[best]):.2f} to "
             f"{max(speedups[best]):.2f}"
         )
-    return f"{text}{_beside_libraries(result, best)}."
+    return f"{text}{_beside_libraries(timed, plans[best])}."
 
 
-def _beside_libraries(result: EvalResult, best: str) -> str:
-    ratios = []
-    for model in result.models:
-        plan = _row_of(result, model, best)
-        libraries = [_level(row) for row in result.of(model) if row.peer and row.latency_ms]
-        if plan and libraries:
-            ratios.append(min(libraries) / _level(plan))
+def _beside_libraries(timed: Sequence[EvalRow], plans: Mapping[str, EvalRow]) -> str:
+    libraries: dict[str, list[float]] = {}
+    for row in timed:
+        if row.peer and row.model in plans:
+            libraries.setdefault(row.model, []).append(_level(row))
+    ratios = [min(of) / _level(plans[model]) for model, of in libraries.items()]
     if not ratios:
         return ""
     mean = geometric_mean(ratios)
