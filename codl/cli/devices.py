@@ -10,7 +10,7 @@ import typer
 import yaml
 from rich.syntax import Syntax
 
-from codl.cli.output import JsonOutput, Output, note, progress, tell
+from codl.cli.output import TERMINAL, JsonOutput, Output, note, tell
 from codl.ir.records import soc as socs
 from codl.ir.records.soc import PublishedSoc, Soc
 from codl.jobs import options as opt
@@ -54,7 +54,7 @@ def check_device(
     limit = Budget()
     with limit.keeping(findings):
         for finding in examine(
-            serial, quick=quick, budget_s=budget_s, progress=progress, install=install, tell=tell
+            serial, quick=quick, budget_s=budget_s, install=install, reporter=TERMINAL
         ):
             note(f"{finding.name}: {'ok' if finding.ok else 'failed'}")
             findings.append(finding)

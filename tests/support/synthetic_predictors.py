@@ -17,7 +17,7 @@ from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
+from codl.predict.features import CONTEXT, STORAGES, Item, mulayer_target, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 Milliseconds = NDArray[np.float64]
