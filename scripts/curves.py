@@ -28,7 +28,7 @@ from codl.report.results import (
     parse_as,
     parse_result,
 )
-from codl.report.tables import LATENCY, mark, origin_lines, warnings
+from codl.report.tables import LATENCY, origin_lines, warnings
 from codl.report.text_table import Column, TextRow, TextSection, TextTable, digits, listed
 
 #: The better one of the first two is what the third is compared with.
@@ -184,7 +184,7 @@ def _point(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> CurvePoi
         model=model,
         measured=Latencies(*levels),
         predicted=Latencies(*predicted) if is_whole else None,
-        source=mark(sources) or sources[-1],
+        source=listed([one for one in sources if one in UNMEASURED]) or sources[-1],
     )
 
 
@@ -229,7 +229,7 @@ def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
         digits(predicted.gain if predicted else None),
         digits(point.bound),
     )
-    return TextRow(cells, mark=mark([point.source]))
+    return TextRow(cells)
 
 
 def _summary(family: Family) -> str:

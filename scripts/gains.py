@@ -16,7 +16,7 @@ from curves import CurveResult, load_curve
 
 from codl.ir.records.results import EvalRow, doubts
 from codl.report.results import EvalResult, SocSummary
-from codl.report.text_table import NONE, Column, TextTable, count, digits, listed, words
+from codl.report.text_table import NONE, Column, TextTable, digits, listed
 
 CPU, GPU, BOTH = "cpu", "gpu", "codl"
 #: A processor alone that takes so much longer than predicted makes every gain over it doubtful.
@@ -97,15 +97,6 @@ def _ms(row: EvalRow) -> float:
 def gains_content(files: Sequence[Path]) -> TextTable:
     """A line a place."""
     every = [place for file in files for place in _places(file)]
-    cells = [
-        (words("where"), lambda place: place.name),
-        (Column("models"), lambda place: count(len(place.sure))),
-        (Column("gain"), lambda place: f"**{_mean(gain.gain for gain in place.sure)}**"),
-        (Column("least to most"), lambda place: _range([gain.gain for gain in place.sure])),
-        (Column("bound"), lambda place: _mean(gain.bound for gain in place.sure)),
-        (Column("best library, all cores"), _rival),
-        (words("file"), lambda place: f"[{place.commit[:7]}](docs/results/{place.file})"),
-    ]
     left_out = ", ".join(
         f"{gain.model} of `{place.file}` ({gain.doubts[0]})"
         for place in every
@@ -116,8 +107,16 @@ def gains_content(files: Sequence[Path]) -> TextTable:
         "Geometric means over models; the better processor of the same run is 1.",
         f"Left out as doubtful: {left_out}." if left_out else "",
     ]
-    shown = [place for place in every if place.sure]
-    return TextTable.of("Gains", shown, cells, filter(None, caption))
+    rows = [
+        (place.name, len(place.sure), f"**{_mean(gain.gain for gain in place.sure)}**",
+         _range([gain.gain for gain in place.sure]), _mean(gain.bound for gain in place.sure),
+         _rival(place), f"[{place.commit[:7]}](docs/results/{place.file})")
+        for place in every
+        if place.sure
+    ]  # fmt: skip
+    figures = ("models", "gain", "least to most", "bound", "best library, all cores")
+    heads = ("where", *map(Column, figures), "file")
+    return TextTable.plain("Gains", heads, rows, filter(None, caption))
 
 
 def _mean(values: Iterable[float]) -> str:

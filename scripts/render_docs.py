@@ -40,7 +40,13 @@ from paper_figures import paper_content, paper_picture
 from planner_tables import TABLES
 from split_picture import split
 from standalone import stand_alone
-from summaries import accuracy_content, conformance_content, devices_content, refusals_content
+from summaries import (
+    accuracy_content,
+    comparison_content,
+    conformance_content,
+    devices_content,
+    refusals_content,
+)
 
 from codl.cli.app import app
 from codl.cli.commands import filled
@@ -54,7 +60,6 @@ from codl.registry import load_installed
 from codl.report.charts import Picture
 from codl.report.tables import (
     bundles_content,
-    comparison_content,
     plan_content,
     run_content,
     train_content,
@@ -86,7 +91,7 @@ RESULT_OPTIONS = {"--json", "--output"}
 MOST_EXAMPLES = 2
 #: Options of every command that plans a model, which the page lists once.
 PLAN_OPTIONS = {
-    "--plan", "--strategy", "--predictor", "--plan-time", "--profile", "--no-profile", "--batch",
+    "--plan", "--strategy", "--predictor", "--plan-time", "--profile", "--batch",
     "--shape", "--max-kernel-ms", "--gpu-duty", "--datasets", "--predictors",
 }  # fmt: skip
 #: What stands for suffixes of kernel variants in a table.

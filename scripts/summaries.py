@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
 
-from codl.ir.records.results import Amount, Count, PredictorRow
+from codl.ir.records.results import Amount, Count, EvalRow, PredictorRow
 from codl.ir.types import Processor
 from codl.registry import RESULTS
-from codl.report.results import PluginResult, SocSummary, TrainResult
-from codl.report.tables import origin_lines, soc_lines
+from codl.report.results import IDEAL, SINGLES, EvalResult, PluginResult, SocSummary, TrainResult
+from codl.report.tables import LATENCY, eval_notes, origin_lines, soc_lines, warnings
 from codl.report.text_table import (
     NONE,
-    Cell,
     Column,
     TextRow,
     TextSection,
     TextTable,
+    Value,
     count,
     digits,
     nearness,
+    stem,
     words,
 )
 
@@ -34,10 +35,51 @@ GROUPS = {
     "first_launch": "launches and waits",
     "event_wait": "launches and waits",
     "flag_wait": "launches and waits",
-    "batch": "batches",
 }
 #: Targets of muLayer's, of whole kinds of op; and of datasets that are no longer measured.
-LEFT_OUT = ("mulayer_", "cold_", "contention_")
+LEFT_OUT = ("batch_", "mulayer_", "cold_", "contention_")
+
+
+def comparison_content(result: EvalResult) -> TextTable:
+    """Latencies of an evaluation: a row per model, a column per strategy or peer, then speedups."""
+    names = list(dict.fromkeys(row.strategy for row in result.rows))
+    peers = {row.strategy for row in result.rows if row.peer}
+    planned = [name for name in names if name not in (*SINGLES, IDEAL, *peers)]
+    heads = ("model", *(Column(f"`{name}`") for name in names))
+    heads += tuple(Column(f"speedup of `{name}`") for name in planned)
+    rows: list[tuple[Value, ...]] = []
+    failed = [row for row in result.rows if row.latency_ms is None]
+    for model in result.models:
+        of = {row.strategy: row for row in result.of(model)}
+        levels = {name: row.latency_ms.level for name, row in of.items() if row.latency_ms}
+        cells = [levels.get(name, "failed" if name in of else None) for name in names]
+        speedups = [result.speedup(of[name]) if name in of else None for name in planned]
+        rows.append((stem(model), *cells, *speedups))
+    ideal = "`ideal` is computed: the best measured split of every op, without data sharing."
+    caption = (
+        f"Milliseconds, all of a model in one run, in turns. {LATENCY} Speedups are over the "
+        "faster of `cpu` and `gpu`.",
+        *([ideal] if IDEAL in names else []),
+        *_accuracy_note(result.rows),
+        *eval_notes(result),
+        *(f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed),
+        *soc_lines(result.soc),
+        *warnings([row.source for row in result.rows]),
+        *origin_lines(result),
+    )
+    return TextTable.plain(f"Latency on {result.soc.name}", heads, rows, caption)
+
+
+def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
+    """The worst output of all rows, against ONNX Runtime."""
+    cosines = [row.cosine for row in rows if row.cosine is not None]
+    errors = [row.max_rel_err for row in rows if row.max_rel_err is not None]
+    if not cosines or not errors:
+        return ()
+    return (
+        f"Against ONNX Runtime the least cosine of an output is {min(cosines):.9f}, the largest "
+        f"max_rel_err {digits(max(errors))}.",
+    )
 
 
 def accuracy_content(result: TrainResult) -> TextTable:
@@ -197,28 +239,22 @@ RESULTS.add("conformance", ConformanceResult)
 
 def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
     """What became of ONNX's test cases: a row per device."""
-    cells: list[Cell[ConformanceResult]] = [
-        (words("device"), lambda result: f"{result.gpu} ({result.driver})"),
-        (Column("cases"), lambda result: count(result.cases)),
-        (Column("passed"), lambda result: count(result.passed)),
-        (Column("failed"), lambda result: count(result.failed)),
-        (Column("refused"), lambda result: count(result.refused)),
-        (Column("converted"), lambda result: count(result.converted)),
-        (Column("only rename"), lambda result: count(result.renamings)),
-    ]
     suites = sorted({result.onnx for result in results})
     caption = [
         f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
         "float32. Only rename: passed, with nothing to compute."
     ]
     caption += [line for result in results for line in origin_lines(result)]
-    return TextTable.of("Conformance", results, cells, caption)
+    rows = [
+        (f"{own.gpu} ({own.driver})", own.cases, own.passed, own.failed, own.refused,
+         own.converted, own.renamings)
+        for own in results
+    ]  # fmt: skip
+    heads = ("device", "cases", "passed", "failed", "refused", "converted", "only rename")
+    return TextTable.plain("Conformance", heads, rows, caption)
 
 
 def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
     """Why cases were refused, of the first device."""
-    cells: list[Cell[tuple[str, int]]] = [
-        (Column("refused"), lambda reason: count(reason[1])),
-        (words("why"), lambda reason: reason[0]),
-    ]
-    return TextTable.of("Refused cases", results[0].refusals.items(), cells)
+    rows = [(count, why) for why, count in results[0].refusals.items()]
+    return TextTable.plain("Refused cases", ("refused", "why"), rows)

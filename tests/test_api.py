@@ -118,10 +118,10 @@ def test_what_is_ours_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: codl.compile(None), "model must be text or a path, got None"),
+        (lambda: codl.compile(None), "model must be str or Path, got None"),
         (lambda: codl.compile("x.onnx", strategy=5), "strategy must be .*, got 5"),
         (lambda: codl.compile("x.onnx", plan="p.json", strategy="gpu"), "'p.json' or .*'gpu'"),
-        (lambda: codl.compile("x.onnx", batch="2"), "batch must be a whole number, got '2'"),
+        (lambda: codl.compile("x.onnx", batch="2"), "batch must be int or NoneType, got '2'"),
         (lambda: codl.compile("x.onnx", shapes=5), "shapes must be .*, got 5"),
         (lambda: codl.load(None), "path must be text or a path, got None"),
         (lambda: codl.results(), "at least one result file"),

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -19,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from codl import registry
 from codl.cli.output import TERMINAL, tell
 from codl.errors import explained
-from codl.jobs.options import Job, Option, OptionError
+from codl.jobs.options import Job, Option
 
 #: Types of defaults that are shown; a sequence is described by its option's help.
 SHOWN = (bool, int, float, str, Path)
@@ -61,17 +62,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def called(**values: Any) -> None:
         given = _read(options, {name: values.pop(name) for name in options})
-        try:
-            made = {
-                name: kind(
-                    **({"reporter": TERMINAL} if issubclass(kind, Job) else {}),
-                    **{f.name: given.pop(f.name) for f in fields(kind) if f.name in given},
-                )
-                for name, kind in jobs.items()
-            }
-            command(**made, **given, **values)
-        except OptionError as error:
-            raise typer.BadParameter(str(error), param_hint=[*error.names]) from error
+        made = {
+            name: kind(
+                **({"reporter": TERMINAL} if issubclass(kind, Job) else {}),
+                **{f.name: given.pop(f.name) for f in fields(kind) if f.name in given},
+            )
+            for name, kind in jobs.items()
+        }
+        command(**made, **given, **values)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -124,8 +122,8 @@ def _read(options: Mapping[str, Option], texts: Mapping[str, Any]) -> dict[str, 
             values[name] = option.read(value) if option.read else value
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=[*option.names]) from error
-        if problem := option.problem(values[name]):
-            raise typer.BadParameter(f"{problem}.", param_hint=[*option.names])
+        if isinstance(values[name], float) and not isfinite(values[name]):
+            raise typer.BadParameter("must be a finite number.", param_hint=[*option.names])
     for name, option in options.items():
         if name not in values and option.usual is not None:
             values[name], said = option.usual(values)
@@ -142,7 +140,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "collect": ("collect:collect_data", "Measure ops in every kernel variant, and data sharing."),
     "tune": ("collect:tune_kernels", "Find the fastest tiles and work-groups of GPU kernels."),
     "train": ("train:train_predictors", "Train latency predictors, and test them."),
-    "models": ("files:list_models", "List models: inputs, weights, work and measured ops."),
+    "models": ("files:list_models", "List models: inputs, weights, work, and what to use."),
     "search": ("search:search_plan", "Find a plan of a model: chains, dimensions and ratios."),
     "show": ("show:show_file", "Show a plan, or what a bundle or an executable runs."),
     "package": ("run:package_model", "Write a model as one file that starts at once."),

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from codl import files
-from codl.cli.output import STDOUT, TERMINAL, JsonOutput, document, ended, note, warn
+from codl.cli.output import STDOUT, TERMINAL, JsonOutput, document, ended, note
 from codl.errors import CodlError, InterruptedCommandError
 from codl.files import check_folder
 from codl.frontend.convert import load_structure
@@ -25,6 +25,7 @@ from codl.measure.budget import Budget
 from codl.plan.strategies.model_search import FoundPlan
 from codl.report.html import write_report
 from codl.report.results import EvalResult, load_result
+from codl.report.tables import eval_content
 from codl.report.text_table import TextTable
 
 #: The SoC that ships with a dataset and predictors, and what is planned for it.
@@ -53,14 +54,13 @@ PREDICTED = (
     "EPYC, OpenCL on the other."
 )
 ONE_CPU = "Both sides are one CPU, divided: it says nothing about a CPU beside a GPU."
-GAIN = "Gain: over the better processor."
 
 
 @dataclass(frozen=True)
 class DemoRow:
     """A model on either processor and on both, in milliseconds; as the source says.
 
-    `shared` of the `chains` run on both processors; `library_ms` is the best library on all cores.
+    `shared` of the `chains` run on both processors.
     """
 
     model: str
@@ -70,8 +70,6 @@ class DemoRow:
     source: str
     chains: int | None = None
     shared: int | None = None
-    library: str = ""
-    library_ms: float | None = None
 
     @property
     def speedup(self) -> float:
@@ -117,8 +115,14 @@ def run_demo(
     rows = _predicted(folder, Budget(budget_s * (PREDICTING if measure else 1)))
     results = [folder / PLANS, folder / WATERFALL]
     title = f"Predicted for {SHIPPED}: nothing ran"
-    shared = [f"{row.shared} of {row.chains}" for row in rows]
-    show(_table(rows, title, "chains on both", shared, f"{PREDICTED} {ONE_CPU}"))
+    heads = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", "chains on both")
+    shown = [
+        (row.model, row.cpu_ms, row.gpu_ms, row.codl_ms, row.speedup,
+         f"{row.shared} of {row.chains}")
+        for row in rows
+    ]  # fmt: skip
+    caption = f"{PREDICTED} {ONE_CPU} Gain: over the better processor."
+    show(TextTable.plain(title, heads, shown, [caption]))
     begin = limit.left_s
     note(f"Wrote {write_report(results, output, apart=True)}")
     if measure:
@@ -131,17 +135,6 @@ def run_demo(
     if out.as_json:
         content = [asdict(row) | {"speedup": row.speedup} for row in rows]
         print(document("demo", {"soc": SHIPPED, "rows": content, "page": str(output)}))
-
-
-def _table(
-    rows: Sequence[DemoRow], title: str, last: str, cells: Sequence[str], caption: str
-) -> TextTable:
-    heads = ("model", "CPU (ms)", "GPU (ms)", "both (ms)", "gain", last)
-    shown = [
-        (row.model, row.cpu_ms, row.gpu_ms, row.codl_ms, row.speedup, cell)
-        for row, cell in zip(rows, cells, strict=True)
-    ]
-    return TextTable.plain(title, heads, shown, [f"{caption} {GAIN}"])
 
 
 def _predicted(folder: Path, budget: Budget) -> tuple[DemoRow, ...]:
@@ -182,7 +175,7 @@ def _measure(output: Path, limit: Budget, *, keep_s: float) -> None:
         return max(0.0, limit.left_s - keep_s - END_S)
 
     if not (folder / "socs" / f"{HERE}.yaml").is_file():
-        _step(output, left_s(), f"soc detect --name {HERE} --no-measure")
+        _step(output, left_s(), f"soc detect --name {HERE}")
     of, dataset = f"--soc {HERE} --models {MEASURED}", folder / "lat_datasets"
     # A run that goes on measures less, and has more time to compare.
     all_s = left_s() / (2 if (dataset / HERE).is_dir() else 1)
@@ -216,25 +209,9 @@ def _measured(file: Path, show: Callable[[Any], None]) -> DemoRow:
             f"{MEASURED} did not run by {failed[0].strategy}: {failed[0].reason} The same command "
             "measures more, and --budget gives it more time."
         )
-    library = min((name for name in PEERS if name in levels), key=levels.__getitem__, default="")
+    show(eval_content(result))
     cpu_ms, gpu_ms, codl_ms = (levels[name] for name in STRATEGIES)
-    row = DemoRow(
-        MEASURED, cpu_ms, gpu_ms, codl_ms, "measured",
-        library=library, library_ms=levels.get(library),
-    )  # fmt: skip
-    best = "-" if row.library_ms is None else f"{row.library_ms:.1f}, {row.library}"
-    parts = [part.name for part in (result.soc.cpu, result.soc.gpu) if part is not None]
-    halves = f" {ONE_CPU}" if result.soc.is_one_cpu else ""
-    caption = f"CPU and GPU: {', '.join(parts)}.{halves} 20th percentiles."
-    title, last = "Measured on this machine", "best library, all cores (ms)"
-    show(_table([row], title, last, [best], caption))
-    doubts = [f"{row.strategy}: {'; '.join(row.doubts)}" for row in result.rows if row.doubts]
-    if doubts:
-        warn(
-            f"Other programs seem to run beside it, so these are doubtful: {'. '.join(doubts)}. "
-            "`codl demo --measure` measures again."
-        )
-    return row
+    return DemoRow(MEASURED, cpu_ms, gpu_ms, codl_ms, "measured")
 
 
 def _step(output: Path, left_s: float, command: str, *paths: str, kept: Path | None = None) -> None:

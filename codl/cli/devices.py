@@ -10,7 +10,7 @@ import typer
 import yaml
 from rich.syntax import Syntax
 
-from codl.cli.output import JsonOutput, Output, note, progress, tell
+from codl.cli.output import TERMINAL, JsonOutput, Output, note, tell
 from codl.ir.records import soc as socs
 from codl.ir.records.soc import PublishedSoc, Soc
 from codl.jobs import options as opt
@@ -54,7 +54,7 @@ def check_device(
     limit = Budget()
     with limit.keeping(findings):
         for finding in examine(
-            serial, quick=quick, budget_s=budget_s, progress=progress, install=install, tell=tell
+            serial, quick=quick, budget_s=budget_s, install=install, reporter=TERMINAL
         ):
             note(f"{finding.name}: {'ok' if finding.ok else 'failed'}")
             findings.append(finding)
@@ -79,8 +79,7 @@ SocArgument = Annotated[str, opt.argument(f"{opt.SOCS}.")]
 def list_devices(
     out: Output, serial: opt.SerialOption = "local", install: opt.InstallOption = True
 ) -> None:
-    """Each OpenCL driver is probed in its own process, so a crash is reported and ends nothing. The
-    observed cores are those on which the threads of each side ran.
+    """Each OpenCL driver is probed in its own process, so a crash is reported and ends nothing.
 
     [dim]Example:[/dim] codl devices --json
     """
@@ -89,7 +88,7 @@ def list_devices(
 
 
 def _processors(result: Mapping[str, Any]) -> TextTable:
-    lists = ("cores", "observed_cores", "memory_types")
+    lists = ("cores", "memory_types")
     rows = [
         (p["kind"], p["name"], p["driver"], *(", ".join(map(str, p[key])) for key in lists),
          "yes" if p["used"] else "no")
@@ -101,8 +100,8 @@ def _processors(result: Mapping[str, Any]) -> TextTable:
     unreadable = result["unreadable_sensors"].items()
     caption += [f"{name} cannot be read: {reason}." for name, reason in unreadable]
     caption += filter(None, [result["problem"]])
-    heads = ("kind", "name", "driver", "cores", "observed on", "memory", "used")
-    spare = ("memory", "driver", "observed on")
+    heads = ("kind", "name", "driver", "cores", "memory", "used")
+    spare = ("memory", "driver")
     return TextTable.plain("Processors", heads, rows, caption, spare=spare)
 
 
@@ -134,15 +133,15 @@ def show_soc(out: Output, name: SocArgument) -> None:
 
 
 def detect_soc(job: DetectSoc, out: JsonOutput) -> None:
-    """The CPU side gets the fast physical cores of one NUMA node; with --threads N, N of them that
-    share a cache where possible. Without a GPU the cores are divided between the CPU side and an
-    OpenCL runtime for CPUs.
+    """The CPU side gets the fast physical cores of one NUMA node; with --threads N it has N threads
+    on them, or on all cores if N is more. Without a GPU the cores are divided between the CPU side
+    and an OpenCL runtime for CPUs.
 
     With several memory types `codl collect` measures kernels over each. --element is the stored
     type without --precision: float16 is half_storage. docs/reference/soc.md lists the keys.
 
     [dim]Example:[/dim] codl soc detect --serial local --name host
-    codl soc detect --serial process --name quick --no-measure
+    codl soc detect --serial process --name quick
     """
     soc, path = job.run()
     content = {**soc_content(soc), "file": str(path)}

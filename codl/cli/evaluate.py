@@ -17,7 +17,6 @@ from codl.jobs.options import option
 from codl.jobs.validate import Validate
 from codl.report.results import EvalResult, ExplainResult, ValidateResult, parse_as
 from codl.report.tables import validation_content, validation_findings
-from codl.report.text_table import TextTable
 from codl.validate.remedy import Remedy
 
 
@@ -78,7 +77,7 @@ def validate_plan(job: Validate, out: Output) -> None:
     Without predictors and --plan all ops are checked on the GPU, or with --strategy cpu on the CPU.
 
     If something is wrong, codl searches the smallest change that corrects it (`fallback`): another
-    variant, float32, or the other processor. --write-plan and --write-soc save it. The exit code is
+    variant, float32, or the other processor. --write-plan saves it. The exit code is
     1 if there is none, if --strict forbids it, or if --budget ended before all checks. Without a
     budget the search takes at most two minutes.
 
@@ -134,8 +133,6 @@ def _remedy_lines(remedy: Remedy | None) -> list[str]:
     ]
 
 
-#: More columns do not fit into a terminal; --json and a report have them all.
-MOST_TERMS = 7
 #: The ops left whole that would save most.
 MOST_WHOLE = 10
 
@@ -157,7 +154,7 @@ def explain_model(job: Explain, out: Output) -> None:
         from codl.report.waterfalls import contents
 
         checked = parse_as(ExplainResult, result)
-        return Group(*contents(checked, terms=MOST_TERMS, ops=MOST_WHOLE))
+        return Group(*contents(checked, ops=MOST_WHOLE))
 
     out.emit("explain", result, render)
 
@@ -172,18 +169,8 @@ def trace_model(job: Trace, out: JsonOutput) -> None:
     codl trace model.onnx --soc host --plan plan.json --runs 20 --json
     """
     result = job.run()
-    out.emit("trace", result, lambda: _trace_table(result))
-
-
-def _trace_table(result: dict[str, Any]) -> TextTable:
-    rows = [
-        (track["process"].partition(":")[0], track["track"], track["slices"], track["ms"])
-        for track in result["tracks"]
-    ]
-    counters = ", ".join(result["counters"]) or "none"
-    caption = (
+    text = (
         f"{result['model']} by {result['strategy']} on {result['soc']}, {result['runs']} "
-        f"inferences, {result['flows']} flows; counters: {counters}. {result['bytes'] / 1e3:.0f} "
-        f"kB in {result['file']}, for {VIEWER}"
+        f"inferences: {result['bytes'] / 1e3:.0f} kB in {result['file']}, for {VIEWER}"
     )
-    return TextTable.plain("Trace", ("process", "track", "slices", "ms"), rows, [caption])
+    out.emit("trace", result, lambda: text)

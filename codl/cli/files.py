@@ -33,62 +33,42 @@ def list_models(
         ),
     ] = (),
     soc: opt.PlannedSocOption = "",
-    dataset: opt.DatasetsOption = DATASETS,
 ) -> None:
-    """For named models and .onnx files it also lists their ops, how many of them were measured and
-    tuned on the SoC, and which kinds only ONNX Runtime runs (`onnx`).
-    For models that `codl eval` measured there, it has what to use.
+    """For named models and .onnx files it also lists their ops, and which kinds only ONNX Runtime
+    runs (`onnx`). For models that `codl eval` measured there, it has what to use.
 
     [dim]Examples:[/dim]
     codl models
     codl models retinaface posenet --soc epyc2
     codl models model.onnx --json
     """
-    from codl.ir.records import soc as socs
     from codl.jobs.models import builtin_facts, model_facts
 
     facts = []
     for model in names:
         stage(f"Reading {model}")
-        facts.append(model_facts(model, socs.load(soc), dataset))
+        facts.append(model_facts(model, str(soc)))
     facts = facts or [*builtin_facts(str(soc))]
     result: dict[str, Any] = {"soc": soc, "models": [asdict(model) for model in facts]}
     out.emit("models", result, lambda: _models_table(facts, str(soc)))
 
 
 def _models_table(facts: Sequence[ModelFacts], soc: str) -> TextTable:
-    has_ops, has_verdicts = facts[0].ops is not None, any(model.verdict for model in facts)
+    has_ops = facts[0].ops is not None
     rows: list[tuple[Value, ...]] = []
     for model in facts:
         verdict = model.verdict.verdict if model.verdict else None
         kinds = model.kinds if model.kinds is not None else model.nodes
-        rows.append(
-            (
-                model.name,
-                ", ".join("x".join(map(str, shape)) for shape in model.inputs.values()),
-                model.parameters / 1e6,
-                model.gflops,
-                *((model.ops, model.measured, model.tuned) if has_ops else ()),
-                *(
-                    (verdict and verdict.use, verdict and verdict.latency_ms)
-                    if has_verdicts
-                    else ()
-                ),
-                ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
-            )
-        )
-    of_ops = ("ops", "measured", "tuned") if has_ops else ()
-    of_verdicts = ("use", "ms") if has_verdicts else ()
+        inputs = ", ".join("x".join(map(str, shape)) for shape in model.inputs.values())
+        cells = (model.name, inputs, model.parameters / 1e6, model.gflops, model.ops)
+        use, ms = (verdict.use, verdict.latency_ms) if verdict else (None, None)
+        rows.append((*cells, use, ms, ", ".join(f"{n} {kind}" for kind, n in kinds.items())))
     last = "kinds of ops" if has_ops else "nodes"
-    heads = ("model", "inputs", "million weights", "GFLOPs", *of_ops, *of_verdicts, last)
-    caption = [
-        f"ops: distinct ones; measured and tuned: those of them on {soc}."
-        if has_ops
-        else "`codl models NAME` says which ops were measured and tuned."
-    ]
-    if has_verdicts:
+    heads = ("model", "inputs", "million weights", "GFLOPs", "ops", "use", "ms", last)
+    caption = ["ops: distinct ones."] if has_ops else []
+    if any(model.verdict for model in facts):
         caption.append(f"use: what was fastest on {soc} when `codl eval` ran last.")
-    return TextTable.plain("Models", heads, rows, caption, spare=(last, "inputs"))
+    return TextTable.plain("Models", heads, rows, caption, spare=(last, "inputs"), filled=True)
 
 
 def compare_files(
@@ -102,7 +82,7 @@ def compare_files(
         option(
             "--fail-above",
             metavar="TIMES",
-            above=0,
+            least=0,
             help="Exit with code 1 if a figure is worse by more than this factor, such as 1.05, "
             "and noise, or missing.",
         ),
@@ -174,7 +154,6 @@ def dataset_info(
 
     data = Dataset.found(str(soc), dataset)
     manifest, frame = data.manifest(), frames.dataset(str(soc), dataset)
-    data.anchors().read()  # raises for rows that are none
     by_table = frame["status"].eq("failed").groupby(frame["table"], observed=False)
     files = {
         f"t_{name}.csv": {"rows": int(rows), "failed": int(failed)}

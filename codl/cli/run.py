@@ -34,7 +34,6 @@ def run_model(job: Run, out: Output, every: PlacementOption = False) -> None:
     codl run yolov2 --soc host --adapt --rounds 500 --json
     codl run yolov2 --soc host --serial process --strict
     codl run deploy.yaml#detector --soc host --threads 2 --gpu-priority low
-    codl run yolov2 --soc host --trace yolov2.pftrace
     """
     result, done = job.run()
 

@@ -40,7 +40,7 @@ from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.report.results import SearchResult, parse_as
 from codl.report.tables import plan_content
-from codl.report.text_table import TextRow, TextSection, TextTable, Value, words
+from codl.report.text_table import TextTable, listed_in_short
 
 
 def show_file(
@@ -122,13 +122,12 @@ def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path)
     return lower(load_network(model, batch), plan, described, tuning)
 
 
-#: The most names that are listed of what uses a buffer.
-MOST_NAMES = 3
-
-
 def content(executable: Executable) -> dict[str, Any]:
     """A listing as plain data: its keys are those of `codl show --json`."""
     launches = [command.program for command in executable.commands if isinstance(command, Launch)]
+    users: list[dict[str, None]] = [{} for _ in executable.buffers]
+    for tensor in executable.tensors:
+        users[tensor.buffer][tensor.name] = None
     return {
         "model": executable.model,
         "network": executable.network,
@@ -142,12 +141,31 @@ def content(executable: Executable) -> dict[str, Any]:
             }
             for place in dict.fromkeys(buffer.place for buffer in executable.buffers)
         ],
-        "buffers": buffers(executable),
+        "buffers": [
+            {
+                "buffer": number,
+                "place": buffer.place,
+                "bytes": buffer.bytes,
+                "image": None if buffer.image is None else str(buffer.image),
+                "tensors": list(names),
+            }
+            for number, (buffer, names) in enumerate(zip(executable.buffers, users, strict=True))
+        ],
         "programs": [
             {"name": program.name, "options": program.options, "launches": launches.count(number)}
             for number, program in enumerate(executable.programs)
         ],
-        "nets": [_net(net) for net in executable.nets],
+        "nets": [
+            {
+                "label": net.label,
+                "library": _library(net),
+                "layers": [
+                    {"name": layer.name, "op": layer.op, "variant": layer.variant}
+                    for layer in net.layers
+                ],
+            }
+            for net in executable.nets
+        ],
         "setup": [_line(command, executable) for command in executable.setup],
         "stages": [
             {
@@ -159,117 +177,64 @@ def content(executable: Executable) -> dict[str, Any]:
     }
 
 
-def buffers(executable: Executable) -> list[dict[str, Any]]:
-    """Every buffer with the tensors that lie in it, one after the other."""
-    users: list[dict[str, None]] = [{} for _ in executable.buffers]
-    for tensor in executable.tensors:
-        users[tensor.buffer][tensor.name] = None
-    return [
-        {
-            "buffer": number,
-            "place": buffer.place,
-            "bytes": buffer.bytes,
-            "image": None if buffer.image is None else str(buffer.image),
-            "tensors": list(users[number]),
-        }
-        for number, buffer in enumerate(executable.buffers)
-    ]
-
-
-def _net(net: Net) -> dict[str, Any]:
-    library = "ncnn" if isinstance(net, NcnnNet) else "ONNX Runtime"
-    layers = [
-        {"name": layer.name, "op": layer.op, "variant": layer.variant} for layer in net.layers
-    ]
-    return {"label": net.label, "library": library, "layers": layers}
+def _library(net: Net) -> str:
+    return "ncnn" if isinstance(net, NcnnNet) else "ONNX Runtime"
 
 
 def _line(command: Command, executable: Executable) -> dict[str, Any]:
-    """The side, the kind, what it is for, and sizes of one command."""
+    """The side and the kind of a command, what it is for, and its sizes."""
     side: Processor = "gpu" if isinstance(command, Launch) else "cpu"
-    kind = "run" if isinstance(command, RunNet) else type(command).__name__.lower()
-    return {
-        "side": side,
-        "kind": kind,
-        "label": _label(command, executable),
-        "detail": _detail(command, executable),
-    }
-
-
-def _label(command: Command, executable: Executable) -> str:
-    if isinstance(command, RunNet):
-        return executable.nets[command.net].label
-    step: int | None = getattr(command, "step", None)
-    if step is None:
-        if not isinstance(command, Fill):
-            return ""
-        return executable.tensors[command.target.tensor].name
-    work = executable.steps[step]
-    way = {"to_gpu": " to the GPU", "to_cpu": " to the CPU"}
-    return work.label + (way.get(work.direction, "") if isinstance(work, Transfer) else "")
-
-
-def _detail(command: Command, executable: Executable) -> str:
-    if isinstance(command, Launch):
-        sizes = "x".join(map(str, command.global_size))
-        local = "x".join(map(str, command.local_size or ()))
-        groups = f" in groups of {local}" if local else ""
-        signals = "" if command.signals is None else f", signals {command.signals}"
-        return f"{command.kernel}, {sizes} work-items{groups}{signals}"
-    if isinstance(command, RunNet):
-        net = executable.nets[command.net]
-        return f"{_net(net)['library']}, {len(net.layers)} layers"
-    if isinstance(command, Copy | Fill):
-        region = command.target.region
-        shape = region.shape(executable.tensors[command.target.tensor].shape)
-        return f"{region}, {shape.bytes:,} bytes"
-    if isinstance(command, Map | Unmap):
-        buffer = executable.buffers[command.buffer]
-        how = f" to {command.access}, signals {command.signals}" if isinstance(command, Map) else ""
-        return f"buffer {command.buffer}, {buffer.bytes:,} bytes{how}"
-    return f"event {command.event}" if isinstance(command, Wait) else ""
+    kind, detail, label = type(command).__name__.lower(), "", ""
+    if (step := getattr(command, "step", None)) is not None:
+        work = executable.steps[step]
+        way = {"to_gpu": " to the GPU", "to_cpu": " to the CPU"}
+        label = work.label + (way.get(work.direction, "") if isinstance(work, Transfer) else "")
+    match command:
+        case RunNet():
+            net = executable.nets[command.net]
+            kind, label = "run", net.label
+            detail = f"{_library(net)}, {len(net.layers)} layers"
+        case Launch():
+            sizes = "x".join(map(str, command.global_size))
+            local = "x".join(map(str, command.local_size or ()))
+            groups = f" in groups of {local}" if local else ""
+            signals = "" if command.signals is None else f", signals {command.signals}"
+            detail = f"{command.kernel}, {sizes} work-items{groups}{signals}"
+        case Copy() | Fill():
+            region, tensor = command.target.region, executable.tensors[command.target.tensor]
+            label = label or tensor.name
+            detail = f"{region}, {region.shape(tensor.shape).bytes:,} bytes"
+        case Map() | Unmap():
+            detail = f"buffer {command.buffer}"
+            if isinstance(command, Map):
+                detail += f" to {command.access}, signals {command.signals}"
+        case Wait():
+            detail = f"event {command.event}"
+    return {"side": side, "kind": kind, "label": label, "detail": detail}
 
 
 def render(listing: dict[str, Any]) -> Group:
     """The same as tables."""
     title = f"{listing['model']} on {listing['soc']}, executable {listing['digest'][:16]}"
-    places = [(place["place"], place["buffers"], place["bytes"]) for place in listing["memory"]]
+    places = [tuple(place.values()) for place in listing["memory"]]
+    buffers = [
+        (str(one["buffer"]), ", ".join(filter(None, (one["place"], one["image"]))), one["bytes"],
+         listed_in_short(one["tensors"], 3) or "scratch of kernels")
+        for one in listing["buffers"]
+    ]  # fmt: skip
     programs = [(own["name"], own["launches"], own["options"]) for own in listing["programs"]]
     nets = [
-        (
-            own["label"],
-            own["library"],
-            ", ".join(f"{x['name']} ({x['variant']})" for x in own["layers"]),
-        )
-        for own in listing["nets"]
+        (net["label"], net["library"], ", ".join(f"{x['name']} ({x['variant']})" for x in layers))
+        for net in listing["nets"]
+        if (layers := net["layers"])
     ]
-    stages = [("once, before the first inference", listing["setup"])]
-    stages += [(stage["label"], stage["commands"]) for stage in listing["stages"]]
-    commands = tuple(
-        TextSection(
-            label,
-            tuple(
-                TextRow(tuple(one[k] for k in ("side", "kind", "label", "detail"))) for one in own
-            ),
-        )
-        for label, own in stages
-        if own
-    )
-    heads = tuple(map(words, ("side", "kind", "what", "sizes")))
+    commands = {"once, before the first inference": listing["setup"]}
+    commands |= {stage["label"]: stage["commands"] for stage in listing["stages"]}
+    rows = {label: [tuple(one.values()) for one in own] for label, own in commands.items() if own}
     return Group(
         TextTable.plain(title, ("place", "buffers", "bytes"), places),
-        TextTable.plain(
-            "", ("buffer", "place", "bytes", "tensors"), map(_buffer, listing["buffers"])
-        ),
+        TextTable.plain("", ("buffer", "place", "bytes", "tensors"), buffers),
         TextTable.plain("", ("program", "launches", "options"), programs),
         TextTable.plain("", ("net", "library", "layers"), nets),
-        TextTable("What runs, in order", heads, commands),
+        TextTable.plain("What runs, in order", ("side", "kind", "what", "sizes"), rows),
     )
-
-
-def _buffer(buffer: dict[str, Any]) -> tuple[Value, ...]:
-    names = buffer["tensors"]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    text = ", ".join(names[:MOST_NAMES]) + more if names else "scratch of kernels"
-    place = ", ".join(filter(None, (buffer["place"], buffer["image"])))
-    return str(buffer["buffer"]), place, buffer["bytes"], text

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import CodlError, UnsupportedError
 from codl.frontend.converters.base import CONVERTERS, ENCLOSED, ConvertedOp, unsupported
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import Graph, fuse
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.passes import (
     FLOATS,
@@ -85,12 +85,19 @@ class Source:
 
 
 def load_with_source(
-    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+    model: str,
+    batch: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    drawn: bool = True,
 ) -> tuple[Network, Model]:
-    """The network of `load_network`, and the ONNX model with sizes of its inputs."""
+    """The network of `load_network`, and the ONNX model with sizes of its inputs.
+
+    Large weights of a built-in model that is not `drawn` are 0.
+    """
     from codl.frontend import models  # an agent converts without it
 
-    named = models.load(model, batch)
+    named = models.load(model, batch, drawn=drawn)
     source = _fixed(named, shapes or {})
     return network_of(import_onnx(source, named.name)), source
 
@@ -115,10 +122,7 @@ def load_structure(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Network:
     """The network of `load_network` without weights, which a built-in model then never draws."""
-    from codl.frontend import models
-
-    source = models.load(model, batch, drawn=False)
-    return network_of(import_onnx(source.model, source.name, shapes)).structure
+    return load_with_source(model, batch, shapes, drawn=False)[0].structure
 
 
 def network_of(graph: Graph) -> Network:
@@ -214,18 +218,19 @@ def simplify(graph: Graph) -> Graph:
 
         graph = merge_parallel_convolutions(graph)
     if has("Sigmoid", "HardSigmoid", "Erf", "Tanh", "Sqrt", "InstanceNormalization"):
-        from codl.frontend.graph.patterns import fuse_activations, fuse_group_norms, fuse_norms
+        from codl.frontend.graph import patterns
 
-        graph = fuse_group_norms(fuse_norms(fuse_activations(graph)))
+        for pattern in (patterns.activation, patterns.norm, patterns.group_norm):
+            graph = fuse(graph, pattern)
     graph = widen_products(graph)
     if has("Gemm", "MatMul"):
         from codl.frontend.graph.folding import fold_affines
 
         graph = fold_affines(graph)
     if has("Softmax"):
-        from codl.frontend.graph.patterns import fuse_attention
+        from codl.frontend.graph.patterns import attention
 
-        graph = fuse_attention(graph)
+        graph = fuse(graph, attention)
     return merge_reshapes(drop_reshapes(graph))
 
 

@@ -7,12 +7,12 @@ size stay inside, for which groups grow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -29,10 +29,9 @@ from codl.frontend.graph.weights import (
     LEAST_IR_VERSION,
     Model,
     all_graphs,
-    graphs_of,
     refill,
 )
-from codl.ir.onnx_node import Node
+from codl.ir.onnx_node import Node, graphs_of
 from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
@@ -45,6 +44,8 @@ WIDE_INTEGERS = (
 NUMBERS = (*FLOATS, *(TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8), *WIDE_INTEGERS)
 
 
+#: A node's number, and that of a reader.
+Link: TypeAlias = tuple[int, int]
 #: Prefix of a group's own tensors, and the tensor with the size -1.
 OWN, FLAT = "codl.", f"{OUTPUT}.flat"
 
@@ -58,14 +59,7 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
     inside = {name for node in nodes for name in node.outputs}
     reads = dict.fromkeys(name for node in nodes for name in node.reads)
     inputs = [name for name in reads if name not in inside and name not in graph.constants]
-    names = {node.name for node in nodes}
-    outputs = [
-        name
-        for node in nodes
-        for name in filter(None, node.outputs)
-        if graph.is_handed_out(name)
-        or any(reader.name not in names for reader in graph.consumers(name))
-    ]
+    outputs = _results(graph, nodes)
     for node in nodes:
         for name in outputs:
             if name in node.outputs and name in graph.unknown:
@@ -86,6 +80,18 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node], start: int = 0) -> Node:
     exact = any(graph.types.get(name) in WIDE_INTEGERS for name in outputs)
     attributes = {"model": model.SerializeToString(), "nodes": kinds, "exact": exact}
     return Node(nodes[0].name, ENCLOSED, tuple(inputs), tuple(outputs), attributes)
+
+
+def _results(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """Tensors of a group that other nodes or the caller read."""
+    names = {node.name for node in nodes}
+    return [
+        name
+        for node in nodes
+        for name in filter(None, node.outputs)
+        if graph.is_handed_out(name)
+        or any(reader.name not in names for reader in graph.consumers(name))
+    ]
 
 
 def _model(
@@ -193,12 +199,14 @@ def with_groups(graph: Graph, foreign: Sequence[int], inner: Sequence[str]) -> G
         for name in node.reads
         if name in makers
     ]
-    united = _Groups(len(graph.nodes), links, foreign)
-    for tensor in inner:
-        united.join({makers[tensor], *(number[reader.name] for reader in graph.consumers(tensor))})
-    for maker, reader in sorted(links, key=lambda link: link[1]):
-        united.merge(maker, reader)
-    groups = united.members
+    held = [
+        (makers[tensor], number[reader.name])
+        for tensor in inner
+        for reader in graph.consumers(tensor)
+    ]
+    groups = _grouped(
+        len(graph.nodes), links, {*foreign, *(makers[tensor] for tensor in inner)}, held
+    )
     made, start = [], 0
     for group in groups:
         nodes = [graph.nodes[at] for at in group]
@@ -222,115 +230,62 @@ def with_groups(graph: Graph, foreign: Sequence[int], inner: Sequence[str]) -> G
     return replace(graph, nodes=tuple(in_order(left)), types=types)
 
 
-class _Groups:
-    """A graph of numbered nodes, in which each group contracts to one node.
+def _grouped(
+    count: int, links: Sequence[Link], foreign: set[int], inner: Iterable[Link]
+) -> list[list[int]]:
+    """Convex groups of numbered nodes, of `foreign` ones and of those that `inner` links unite.
 
-    Nodes have topological ranks. An edge against them renumbers only nodes between its ends (Pearce
-    and Kelly, doi:10.1145/1187436.1210590), so a union's cost depends on its size. `links` are
-    pairs of a node and a later one.
+    `links` are pairs of a node and a later one. A level counts the groups that paths have left
+    before a node: linked foreign nodes of one level have no other node in between. Levels are
+    counted from the front, then from the back.
     """
+    united = [(reader, maker) for maker, reader in inner]
+    foreign = foreign.union(*united)
+    for step in (1, -1):
+        place = _components(count, [*links, *united])
+        inside = {place[at] for at in foreign}
+        level = [0] * count
+        edges = sorted({(place[first], place[second])[::step] for first, second in links})
+        for first, second in edges[::step]:
+            leaves = first in inside and second not in inside
+            level[second] = max(level[second], level[first] + leaves)
+        united += [
+            (second, first)
+            for first, second in links
+            if inside.issuperset((place[first], place[second]))
+            and level[place[first]] == level[place[second]]
+        ]
+        foreign |= {at for at in range(count) if place[at] in inside}
+    groups: dict[int, list[int]] = {}
+    place = _components(count, [*links, *united])
+    for at in sorted(foreign):
+        groups.setdefault(place[at], []).append(at)
+    return list(groups.values())
 
-    def __init__(self, count: int, links: Iterable[tuple[int, int]], single: Iterable[int]) -> None:
-        self._behind: list[set[int]] = [set() for _ in range(count)]
-        self._before: list[set[int]] = [set() for _ in range(count)]
-        for first, second in links:
-            self._behind[first].add(second)
-            self._before[second].add(first)
-        self._rank = list(range(count))
-        #: The representative of each node, and the members of each group by representative.
-        self._stands = list(range(count))
-        self._groups = {at: [at] for at in single}
 
-    @property
-    def members(self) -> list[list[int]]:
-        """Sorted members of each group; groups by first member."""
-        return sorted(map(sorted, self._groups.values()))
-
-    def join(self, nodes: Iterable[int]) -> None:
-        """Unite nodes and all nodes between them, with their groups."""
-        group = {self._standing(at) for at in nodes}
-        ranks = [self._rank[at] for at in group]
-        if len(group) > 1:
-            behind = self._reached(group, self._behind, lambda rank: rank <= max(ranks))
-            group |= behind & self._reached(group, self._before, lambda rank: rank >= min(ranks))
-        self._unite(group)
-
-    def merge(self, maker: int, reader: int) -> None:
-        """Unite the groups of two nodes unless an outside node lies between."""
-        first, last = self._standing(maker), self._standing(reader)
-        if first == last or first not in self._groups or last not in self._groups:
-            return
-        if not self._is_linked_through(first, last):
-            self._unite({first, last})
-
-    def _weight(self, at: int) -> int:
-        """Number of edges and members that a union moves."""
-        edges = len(self._behind[at]) + len(self._before[at])
-        return edges + len(self._groups.get(at, ()))
-
-    def _is_linked_through(self, first: int, last: int) -> bool:
-        """Whether a path from one node to another passes through a third."""
-        lowest, left = self._rank[first], list(self._before[last] - {first})
-        seen = set(left)
+def _components(count: int, links: Iterable[Link]) -> list[int]:
+    """Number of each node's strongly connected component, in topological order (Kosaraju's way)."""
+    behind: list[list[int]] = [[] for _ in range(count)]
+    before: list[list[int]] = [[] for _ in range(count)]
+    for first, second in links:
+        behind[first].append(second)
+        before[second].append(first)
+    seen, finished = set[int](), list[int]()
+    left = [*range(count)]
+    while left:
+        if (at := left.pop()) < 0:  # all behind ~at are seen
+            finished.append(~at)
+        elif at not in seen:
+            seen.add(at)
+            left += [~at, *behind[at]]
+    place = [-1] * count
+    for number, root in enumerate(reversed(finished)):
+        left = [root]
         while left:
-            at = left.pop()
-            if first in self._before[at]:
-                return True
-            new = {n for n in self._before[at] - seen if self._rank[n] > lowest}
-            seen |= new
-            left.extend(new)
-        return False
-
-    def _unite(self, nodes: set[int]) -> None:
-        """Contract nodes without others in between to one representative."""
-        kept = max(nodes, key=self._weight)
-        members = self._groups.pop(kept, [kept])
-        edges: list[tuple[int, int]] = []
-        for at in nodes - {kept}:
-            members += self._groups.pop(at, [at])
-            self._stands[at] = kept
-            edges += [(kept, other) for other in self._behind[at] - nodes]
-            edges += [(other, kept) for other in self._before[at] - nodes]
-            for other in self._behind[at]:
-                self._before[other].discard(at)
-            for other in self._before[at]:
-                self._behind[other].discard(at)
-            self._behind[at], self._before[at] = set(), set()
-        self._groups[kept] = members
-        for first, second in edges:
-            self._behind[first].add(second)
-            self._before[second].add(first)
-            if self._rank[first] > self._rank[second]:
-                self._rerank(first, second)
-
-    def _rerank(self, first: int, second: int) -> None:
-        """Give all nodes before `first` lower ranks than `second` and the nodes behind."""
-        low, high = self._rank[second], self._rank[first]
-        before = self._reached({first}, self._before, lambda rank: rank >= low)
-        behind = self._reached({second}, self._behind, lambda rank: rank <= high)
-        ordered = [*sorted(before, key=self._rank.__getitem__)]
-        ordered += sorted(behind, key=self._rank.__getitem__)
-        ranks = sorted(self._rank[at] for at in ordered)
-        for at, rank in zip(ordered, ranks, strict=True):
-            self._rank[at] = rank
-
-    def _reached(
-        self, nodes: set[int], steps: Sequence[set[int]], counts: Callable[[int], bool]
-    ) -> set[int]:
-        """`nodes`, and all nodes reachable by `steps` through ranks for which `counts` is true."""
-        reached, left = set(nodes), list(nodes)
-        while left:
-            new = {n for n in steps[left.pop()] - reached if counts(self._rank[n])}
-            reached |= new
-            left.extend(new)
-        return reached
-
-    def _standing(self, at: int) -> int:
-        """The representative of a node."""
-        while (stands := self._stands[at]) != at:
-            self._stands[at] = self._stands[stands]
-            at = stands
-        return at
+            if place[at := left.pop()] < 0:
+                place[at] = number
+                left += before[at]
+    return place
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -343,13 +298,7 @@ def fold_constants(graph: Graph) -> Graph:
     types: dict[str, int] = {}
     gone: set[str] = set()
     for nodes in _groups(graph):
-        names = {node.name for node in nodes}
-        wanted = [
-            name
-            for node in nodes
-            for name in filter(None, node.outputs)
-            if graph.is_handed_out(name) or any(n.name not in names for n in graph.consumers(name))
-        ]
+        wanted = _results(graph, nodes)
         try:
             made = dict(zip(wanted, _computed(graph, nodes, wanted), strict=True))
             types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in made.items()}
@@ -358,7 +307,7 @@ def fold_constants(graph: Graph) -> Graph:
         if any(value.dtype == object for value in made.values()):  # texts are no tensors here
             continue
         values |= made
-        gone |= names
+        gone |= {node.name for node in nodes}
     if not gone:
         return graph
     return replace(

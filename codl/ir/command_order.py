@@ -42,12 +42,19 @@ class OrderError(CodlError):
     """Two commands race for memory, or a wait is for an event that nothing signals."""
 
 
-class Ordering:
-    """Follows the commands of an executable and refuses races; `at` is the present command."""
+#: Commands with their places in the executable.
+Placed: TypeAlias = tuple[str, Command]
+
+
+class OrderWalk:
+    """Follows the commands of an executable; subclasses may also compute.
+
+    `at` is the present command. Raises `OrderError` for racing commands.
+    """
 
     def __init__(self, executable: Executable) -> None:
         self.at = "setup"
-        self._executable = executable
+        self.executable = executable
         #: Places of the enqueued commands, and number of commands known to have finished.
         self._enqueued: list[str] = []
         self._done = 0
@@ -62,6 +69,7 @@ class Ordering:
         shared = {n: b.bytes // 4 for n, b in enumerate(executable.buffers) if b.place == "shared"}
         self._read = {number: np.zeros(size, np.int64) for number, size in shared.items()}
         self._written = {number: np.zeros(size, np.int64) for number, size in shared.items()}
+        self._interpret(executable.setup, "setup")
 
     # Commands.
 
@@ -98,8 +106,8 @@ class Ordering:
 
     def cpu_uses(self, access: Access, *, writes: bool) -> None:
         """Record that the CPU reads or writes a region now."""
-        buffer = self._executable.tensors[access.tensor].buffer
-        place = self._executable.buffers[buffer].place
+        buffer = self.executable.tensors[access.tensor].buffer
+        place = self.executable.buffers[buffer].place
         if place == "gpu":
             raise OrderError(f"{self.at}: the CPU sees nothing of buffers[{buffer}], the GPU's.")
         if place == "staging":
@@ -116,8 +124,8 @@ class Ordering:
 
     def gpu_uses(self, access: Access, *, writes: bool) -> None:
         """Record that the last enqueued command reads or writes a region."""
-        buffer = self._executable.tensors[access.tensor].buffer
-        place = self._executable.buffers[buffer].place
+        buffer = self.executable.tensors[access.tensor].buffer
+        place = self.executable.buffers[buffer].place
         if place == "cpu":
             raise OrderError(f"{self.at}: the GPU sees nothing of buffers[{buffer}], the CPU's.")
         if place == "staging" and buffer in self._mapped:
@@ -126,7 +134,7 @@ class Ordering:
             self._used[buffer] = len(self._enqueued)
         if place == "shared":
             last = self._written if writes else self._read
-            self._part(last[buffer], access)[:] = len(self._enqueued)
+            self._last_uses(last[buffer], access)[:] = len(self._enqueued)
 
     def _seen(self, buffer: int) -> Map:
         """The map of a staging buffer that the CPU uses now; raises `OrderError` if not mapped."""
@@ -138,17 +146,17 @@ class Ordering:
         return command
 
     def _check_done(self, last: LastUse, access: Access, does: str, *, writes: bool) -> None:
-        latest = int(self._part(last, access).max(initial=0))
+        latest = int(self._last_uses(last, access).max(initial=0))
         if latest > self._done:
-            name = self._executable.tensors[access.tensor].name
+            name = self.executable.tensors[access.tensor].name
             verb = "writes" if writes else "reads"
             raise OrderError(
                 f"{self.at} {verb} {name} ({access.region}) on the CPU while "
                 f"{self._enqueued[latest - 1]} {does} it on the GPU: no wait lies between."
             )
 
-    def _part(self, last: LastUse, access: Access) -> LastUse:
-        tensor = self._executable.tensors[access.tensor]
+    def _last_uses(self, last: LastUse, access: Access) -> LastUse:
+        tensor = self.executable.tensors[access.tensor]
         held = tensor.held.shape(tensor.shape)
         whole = last[: held.elements].reshape(held)
         return whole[access.region.within(tensor.held).slices]
@@ -156,20 +164,7 @@ class Ordering:
     def _refuse_mapping(self, buffer: int, problem: str) -> None:
         raise OrderError(f"{self.at}: the staging memory buffers[{buffer}]: {problem}.")
 
-
-#: Commands with their places in the executable.
-Placed: TypeAlias = tuple[str, Command]
-
-
-class OrderWalk:
-    """Follows the commands of an executable; subclasses may also compute.
-
-    Raises `OrderError` for racing commands.
-    """
-
-    def __init__(self, executable: Executable) -> None:
-        self.executable, self._order = executable, Ordering(executable)
-        self._interpret(executable.setup, "setup")
+    # The walk.
 
     def run(self) -> None:
         """Follow one inference."""
@@ -180,10 +175,10 @@ class OrderWalk:
 
     def _caller_uses(self, ports: Mapping[str, Port], *, writes: bool) -> None:
         """Record that the caller writes inputs before a run, or reads outputs after it."""
-        self._order.at = "the caller"
+        self.at = "the caller"
         for port in ports.values():
             held = self.executable.tensors[port.tensor].held
-            self._order.cpu_uses(Access(port.tensor, held), writes=writes)
+            self.cpu_uses(Access(port.tensor, held), writes=writes)
 
     def _interpret(self, commands: Sequence[Command], where: str) -> None:
         placed = [
@@ -194,7 +189,7 @@ class OrderWalk:
         steps = groupby(placed, lambda pair: pair[1].step if isinstance(pair[1], Launch) else None)
         for step, group in steps:
             if step is None:
-                for self._order.at, command in group:
+                for self.at, command in group:
                     self._on_cpu(command)
             else:
                 self._launch(step, list(group))
@@ -206,39 +201,39 @@ class OrderWalk:
         elif isinstance(command, Copy):
             self._copy(command)
         elif isinstance(command, Fill):
-            self._order.cpu_uses(command.target, writes=True)
+            self.cpu_uses(command.target, writes=True)
         elif isinstance(command, Wait):
-            self._order.wait(command)
+            self.wait(command)
         elif isinstance(command, Map):
-            self._order.map(command)
+            self.map(command)
         elif isinstance(command, Unmap):
-            self._order.unmap(command)
+            self.unmap(command)
 
     def _copy(self, command: Copy) -> None:
-        self._order.cpu_uses(command.source, writes=False)
-        self._order.cpu_uses(command.target, writes=True)
+        self.cpu_uses(command.source, writes=False)
+        self.cpu_uses(command.target, writes=True)
 
     def _run_net(self, net: Net) -> None:
         for access in net.reads:
-            self._order.cpu_uses(access, writes=False)
+            self.cpu_uses(access, writes=False)
         for access in net.writes:
-            self._order.cpu_uses(access, writes=True)
+            self.cpu_uses(access, writes=True)
 
     def _launch(self, number: int, group: Sequence[Placed]) -> None:
         """The launches of a step."""
         _, _, target = self._enqueue(self.executable.steps[number], group)
-        self._order.gpu_uses(target, writes=True)
+        self.gpu_uses(target, writes=True)
 
     def _enqueue(
         self, step: Step, group: Sequence[Placed]
     ) -> tuple[list[Launch], tuple[Access, ...], Access]:
         """Enqueue the launches of a step; returns them with the step's reads and target."""
         launches = [launch for _, launch in group if isinstance(launch, Launch)]
-        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
-            self._order.enqueue(launch.signals)
+        for self.at, launch in zip((at for at, _ in group), launches, strict=True):
+            self.enqueue(launch.signals)
         reads, target = self._accesses(step, launches)
         for access in reads:
-            self._order.gpu_uses(access, writes=False)
+            self.gpu_uses(access, writes=False)
         return launches, reads, target
 
     def _accesses(
@@ -260,7 +255,7 @@ class OrderWalk:
                 return access
             if len(staged) != 1 or not tensors[staged[0]].held.covers(access.region):
                 name = tensors[access.tensor].name
-                raise CodlError(f"{self._order.at}: no kernel touches {name} ({access.region}).")
+                raise CodlError(f"{self.at}: no kernel touches {name} ({access.region}).")
             return Access(staged[0], access.region)
 
         return (in_staging(step.source),), in_staging(step.target)
@@ -272,7 +267,7 @@ class OrderWalk:
         for tensor, region in said ^ touched:
             name = self.executable.tensors[tensor].name
             raise CodlError(
-                f"{self._order.at}: of {name} ({region}) the step {step.label!r} and its kernels "
+                f"{self.at}: of {name} ({region}) the step {step.label!r} and its kernels "
                 "do not say the same."
             )
 

@@ -9,10 +9,10 @@ contents of nets cannot be checked: load only trusted executables.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from numpy.typing import NDArray
@@ -114,22 +114,23 @@ class _Checker:
 
     def check(self) -> None:
         executable = self._executable
-        for number, buffer in enumerate(executable.buffers):
-            self._buffer(buffer, f"buffers[{number}]")
-        total = sum(buffer.bytes for buffer in executable.buffers)
+        total = executable.bytes(*get_args(ex.Place))
         self._must(total < MOST_BYTES, "buffers", "bytes of all", total)
-        for number, tensor in enumerate(executable.tensors):
-            self._tensor(tensor, f"tensors[{number}]")
-        for number, program in enumerate(executable.programs):
-            self._program(program, f"programs[{number}]")
-        for number, step in enumerate(executable.steps):
-            self._step(step, f"steps[{number}]")
-        for number, net in enumerate(executable.nets):
-            self._net(net, f"nets[{number}]")
-        self._commands(executable.setup, "setup")
+        parts: dict[str, Callable[[Any, str], None]] = {
+            "buffers": self._buffer,
+            "tensors": self._tensor,
+            "programs": self._program,
+            "steps": self._step,
+            "nets": self._net,
+            "setup": self._command,
+        }
+        for part, check_one in parts.items():
+            for number, one in enumerate(getattr(executable, part)):
+                check_one(one, f"{part}[{number}]")
         before = set(self._mapped), set(self._signalled)
         for number, stage in enumerate(executable.stages):
-            self._commands(stage.commands, f"stages[{number}].commands")
+            for index, command in enumerate(stage.commands):
+                self._command(command, f"stages[{number}].commands[{index}]")
         self._must(self._mapped == before[0], "stages", "mapped buffers at the end", self._mapped)
         is_alike = self._signalled == before[1]
         self._must(is_alike, "stages", "events that nothing waited for", self._signalled)
@@ -224,7 +225,7 @@ class _Checker:
         for layer in net.layers:
             if layer.constants is not None:
                 self._entry(self._executable.constants, layer.constants, at, "constants")
-        for access in _ends(net):
+        for access in (*net.reads, *net.writes):
             self._on_cpu(access, at)
         if isinstance(net, ex.OnnxNet):
             self._constant(net.model, at)
@@ -247,10 +248,6 @@ class _Checker:
 
     # Commands.
 
-    def _commands(self, commands: Sequence[ex.Command], at: str) -> None:
-        for number, command in enumerate(commands):
-            self._command(command, f"{at}[{number}]")
-
     def _command(self, command: ex.Command, at: str) -> None:
         executable = self._executable
         if (step := getattr(command, "step", None)) is not None:
@@ -259,7 +256,8 @@ class _Checker:
             self._kernel(command, at)
             self._launch(command, at)
         elif isinstance(command, ex.RunNet):
-            for access in _ends(self._entry(executable.nets, command.net, at, "net")):
+            net: ex.Net = self._entry(executable.nets, command.net, at, "net")
+            for access in (*net.reads, *net.writes):
                 self._on_cpu(access, at, by=command)
         elif isinstance(command, ex.Copy):
             self._on_cpu(command.source, at, by=command)
@@ -337,10 +335,3 @@ class _Checker:
     def _must(self, holds: bool, at: str, what: str, value: Any) -> None:
         if not holds:
             raise CodlError(f"The executable is not sound: {at}, {what}: {value!r}.")
-
-
-def _ends(net: ex.Net) -> list[ex.Access]:
-    """The regions that a net reads and writes."""
-    if isinstance(net, ex.NcnnNet):
-        return [access for _, access in (*net.inputs, *net.outputs)]
-    return [binding.access for binding in (*net.inputs, *net.outputs)]

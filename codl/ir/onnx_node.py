@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -41,17 +41,22 @@ def type_of(node: onnx.NodeProto) -> str:
 def _captured(node: onnx.NodeProto) -> list[str]:
     """Outer tensors that graphs in a node's attributes read."""
     captured: dict[str, None] = {}
-    for attribute in node.attribute:
-        graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
-        for graph in graphs:
-            made = {item.name for item in (*graph.input, *graph.initializer)}
-            for inner in graph.node:
-                read = (*inner.input, *_captured(inner))
-                captured |= dict.fromkeys(name for name in read if name and name not in made)
-                made.update(inner.output)
-            results = (item.name for item in graph.output)
-            captured |= dict.fromkeys(name for name in results if name not in made)
+    for graph in graphs_of(node):
+        made = {item.name for item in (*graph.input, *graph.initializer)}
+        for inner in graph.node:
+            read = (*inner.input, *_captured(inner))
+            captured |= dict.fromkeys(name for name in read if name and name not in made)
+            made.update(inner.output)
+        results = (item.name for item in graph.output)
+        captured |= dict.fromkeys(name for name in results if name not in made)
     return list(captured)
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def stand_in(item: Any, name: str, kind: int, sizes: Sequence[int]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -17,9 +16,7 @@ from codl.ir import yaml_file
 from codl.ir.constants import digest
 from codl.ir.environment import Environment
 from codl.ir.network import Layer, Network
-from codl.ir.op_text import parse
-from codl.ir.ops.base import AXES, Dim, Op
-from codl.ir.region import Region, Span
+from codl.ir.ops.base import Dim
 from codl.ir.types import Processor
 
 
@@ -28,7 +25,7 @@ class OpFallback:
     """A replacement of a kernel variant: an op with wrong results in `variant` runs in `instead`.
 
     If `instead` is a variant of the other processor, the whole op runs there. `op` is a layer's
-    name in a plan. In a SoC file it is an op's text, which covers parts of the op too.
+    name.
     """
 
     op: str
@@ -40,33 +37,6 @@ class OpFallback:
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
         return f"{self.op!r} runs in {self.instead} and not in {self.variant}{why}"
-
-
-def those_of(fallbacks: Iterable[OpFallback], op: Op, processor: Processor) -> list[OpFallback]:
-    """A SoC's fallbacks for an op or a part of it; raises `CodlError` for an invalid op text."""
-    return [
-        fallback
-        for fallback in fallbacks
-        if fallback.processor == processor
-        and fallback.op.partition(" ")[0] == op.kind
-        and _is_part(op, fallback.op)
-    ]
-
-
-@lru_cache(maxsize=4096)
-def _is_part(part: Op, text: str) -> bool:
-    """Whether `part` equals the op of a text, or a part of it cut along one dimension."""
-    whole = parse(text)
-    if part == whole:
-        return True
-    everything = Region.whole(whole.output)
-    for dim in whole.dims:
-        axis = AXES[dim]
-        size, of = (getattr(Region.whole(op.output), axis).size for op in (part, whole))
-        cuts = (Span(first, first + size) for first in range(of - size + 1))
-        if any(whole.restrict(everything._replace(**{axis: cut})) == part for cut in cuts):
-            return True
-    return False
 
 
 VERSION = 1

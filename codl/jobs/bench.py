@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import ceil
 from statistics import fmean
 from time import perf_counter
@@ -27,7 +28,8 @@ from codl.jobs import options as opt
 from codl.jobs.interleaved import check_installed, load
 from codl.jobs.model import ModelJob, digests_of
 from codl.jobs.options import DeviceJob, option, recorded, soc_on
-from codl.jobs.run import EngineJob, StreamEngines
+from codl.jobs.run import EngineJob
+from codl.jobs.streams import StreamEngines
 from codl.machine import threads
 from codl.measure import FOLDER as DATASETS
 from codl.measure import tuning_file
@@ -41,7 +43,7 @@ from codl.measure.timing import Effort, Protocol
 from codl.measure.ui_frames import Drawn, Frames
 from codl.targets.base import Started, Target
 from codl.targets.connect import connect
-from codl.targets.wire import Arrays
+from codl.targets.requests import Arrays
 
 #: The turns of each engine.
 TURNS = 3
@@ -192,7 +194,7 @@ class BenchInterface(ModelJob):
     def run(self) -> tuple[dict[str, Any], Budget]:
         """What `codl bench ui --json` holds, and what ended it: the time, or Ctrl-C."""
         described, budget = soc_on(self, self.serial), Budget()
-        limits = self.options.limits(described) or USUAL
+        limits = self.limits(described, self.deployment) or USUAL
         network = self.load()
         with ExitStack() as stack:
             engines = {}
@@ -232,11 +234,13 @@ class BenchInterface(ModelJob):
 class FrameRate:
     """Frame rate over several turns: `seconds` of all turns, and the seconds of each frame.
 
-    A frame's time runs from reading the frame to returning its result.
+    A frame's time runs from reading the frame to returning its result. `taken` counts the frames
+    of a stream by engine.
     """
 
     seconds: float = 0.0
     frames_s: list[float] = field(default_factory=list)
+    taken: Counter[str] = field(default_factory=Counter)
 
     @property
     def frames_per_s(self) -> float:
@@ -263,8 +267,8 @@ class FrameRate:
 
     def add_stream(
         self, stream: Callable[[Iterator[Any]], Stream], frame: object, seconds: float
-    ) -> dict[str, int]:
-        """Add a turn of a stream, timed once all engines are busy; returns frames by engine."""
+    ) -> None:
+        """Add a turn of a stream, timed once all engines are busy."""
         read: deque[float] = deque()
 
         def frames() -> Iterator[object]:
@@ -283,7 +287,7 @@ class FrameRate:
                 end = perf_counter()
                 self.frames_s.append(end - read.popleft())
             self.seconds += end - begin
-            return {name: count - before[name] for name, count in results.counts.items()}
+            self.taken.update({name: n - before[name] for name, n in results.counts.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,42 +317,33 @@ class BenchStream(EngineJob):
             opened = self.opened(stack)
             engine, context = stack.enter_context(opened.engine), opened.context
             assert context is not None
-            self.reporter.stage(f"Building the engines of streams of {engine.network.name}")
+            device, model = context.device, engine.network.name
+            self.reporter.stage(f"Building the engines of streams of {model}")
             made = StreamEngines(engine, context, opened.source, self.strict)
             alone = self._alone(made, stack)
             frame = dict(opened.inputs)
             with engine.stream([frame], in_flight=self.in_flight) as results:
                 next(results)
                 in_flight, names = results.in_flight, results.lanes
-            peers = [
-                _Peer(
-                    name, stack.enter_context(closing(_started(self, name, frame, context.device)))
-                )
-                for name in self.peers
-            ]
-            self.reporter.stage(f"Running frames of {engine.network.name}", self.time_s)
-            rates, stream, taken = (
-                {name: FrameRate() for name in alone},
-                FrameRate(),
-                Counter[str](),
-            )
+            peers = []
+            for name in self.peers:
+                started = stack.enter_context(closing(self._started(name, frame, device)))
+                peers.append(_Peer(name, started))
+            self.reporter.stage(f"Running frames of {model}", self.time_s)
+            rates, stream = {name: FrameRate() for name in alone}, FrameRate()
             turn_s = self.time_s / TURNS / (len(rates) + 1 + len(peers))
             for _ in range(TURNS):
                 for name, one in alone.items():
                     threads.wait_until_idle()
                     rates[name].add_calls(one, frame, turn_s)
                 threads.wait_until_idle()
-                taken.update(
-                    stream.add_stream(
-                        lambda frames: engine.stream(frames, in_flight=in_flight), frame, turn_s
-                    )
-                )
+                stream.add_stream(partial(engine.stream, in_flight=in_flight), frame, turn_s)
                 for peer in peers:
                     threads.wait_until_idle()
-                    peer.add_turn(context.device, turn_s)
+                    peer.add_turn(device, turn_s)
             plans = {name: one.plan for name, one in alone.items()}
             of = digests_of(context, engine.network, plans=plans)
-            origin = recorded(context.device, of, seconds=self.time_s, turns=TURNS)
+            origin = recorded(device, of, seconds=self.time_s, turns=TURNS)
         sum_per_s = sum(rates[name].frames_per_s for name in PROCESSORS if name in rates)
         return {
             **_about(self, engine.network),
@@ -356,7 +351,7 @@ class BenchStream(EngineJob):
             **stream.to_json(),
             "in_flight": in_flight,
             "lanes": list(names),
-            "taken": dict(taken),
+            "taken": dict(stream.taken),
             "alone": [{"name": name, **rate.to_json()} for name, rate in rates.items()],
             "sum_per_s": sum_per_s,
             "share_of_sum": stream.frames_per_s / sum_per_s if sum_per_s else None,
@@ -364,6 +359,12 @@ class BenchStream(EngineJob):
             "peers": [peer.to_json() for peer in peers],
             **origin,
         }
+
+    def _started(self, name: str, frame: Arrays, target: Target) -> Started:
+        """A library in a process of its own, with the model at fixed sizes, fed and warm."""
+        _, reference = load(str(self.model), self.batch)
+        shaped = {key: value.reshape(reference.inputs[key].shape) for key, value in frame.items()}
+        return target.start_peer(name, reference.model.SerializeToString(), shaped)
 
     def _alone(self, made: StreamEngines, stack: ExitStack) -> dict[str, Engine]:
         """The engines that run beside the stream, by plan; the stack closes those of others."""
@@ -377,13 +378,6 @@ class BenchStream(EngineJob):
         for other in {*alone.values()} - {*lanes.engines.values(), engine}:
             stack.enter_context(other)
         return alone
-
-
-def _started(job: BenchStream, name: str, frame: Arrays, target: Target) -> Started:
-    """A library in a process of its own, with the model at fixed sizes, fed and warm."""
-    _, reference = load(str(job.model), job.batch)
-    shaped = {key: value.reshape(reference.inputs[key].shape) for key, value in frame.items()}
-    return target.start_peer(name, reference.model.SerializeToString(), shaped)
 
 
 @dataclass

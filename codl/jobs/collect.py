@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C, LONGEST_S, tuning_file
 from codl.measure.budget import GRACE_S, Budget
 from codl.measure.collector import Collected, Collection, check_is_new
+from codl.measure.cool_down import CoolDown
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import TaskFilter, within
 from codl.measure.measurement_order import everything as all_tasks
@@ -49,18 +50,6 @@ SharesOption = Annotated[
         read=opt.read_shares,
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Agenda:
-    """The tasks of a collection in their order, and the learner that chooses among them.
-
-    Measuring takes `time_s` seconds at most.
-    """
-
-    tasks: Sequence[Task]
-    time_s: float | None = None
-    learner: ActiveLearner | None = None
 
 
 @dataclass(frozen=True)
@@ -138,23 +127,29 @@ class Collect(DeviceJob):
         scope = self._scope(dataset)
         recorded = replay and replay.replays and Dataset.at(Path(replay.replays["folder"]))
         tuning = tuning_file.read(recorded or dataset, soc)
-        # The time of a replay is that of its rows.
-        left_s = None if time.seconds is None else max(LEAST_S, time.left_s)
-        budget_s = self.budget_s if replay else left_s
-        agenda = self.agenda(scope, soc, dataset, tuning, budget_s)
+        budget_s, learner = None, None
+        if self.budget_s is None:
+            tasks = all_tasks(scope, soc)
+        else:
+            from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
+
+            # The time of a replay is that of its rows.
+            whole_s = self.budget_s if replay else max(LEAST_S, time.left_s)
+            budget_s = whole_s - max(LAST_LOOK * whole_s, min(LAST_LOOK_S, whole_s / 2))
+            tasks, tiers = within(budget_s, scope, soc)
+            learner = ActiveLearner(soc, dataset, whole_s, tiers, tuning=tuning)
         if replay is not None:
-            known = [task for task in agenda.tasks if replay.can_measure(task)]
-            if left := len(agenda.tasks) - len(known):
+            known = [task for task in tasks if replay.can_measure(task)]
+            if left := len(tasks) - len(known):
                 self.reporter.note(
-                    f"{left} of {len(agenda.tasks)} measurements are left out: the replay has no "
-                    "row of them."
+                    f"{left} of {len(tasks)} measurements are left out: the replay has no row of "
+                    "them."
                 )
-            agenda = replace(agenda, tasks=known)
-        done = _measured(self, agenda, soc, dataset, tuning)
+            tasks = known
+        done = self._measured(soc, dataset, tasks, tuning, budget_s, learner)
         if replay is not None and tuning.results:
             tuning_file.add(dataset, soc, tuning.results.values())
-        expected = agenda.learner.expected() if agenda.learner else None
-        return CollectRun(dataset, done, expected)
+        return CollectRun(dataset, done, learner.expected() if learner else None)
 
     def _scope(self, dataset: Dataset) -> TaskFilter:
         """The tasks to measure; refuses a dataset that is there, unless it resumes."""
@@ -169,54 +164,43 @@ class Collect(DeviceJob):
             others=not named,
         )
 
-    def agenda(
+    def _measured(
         self,
-        scope: TaskFilter,
         soc: Soc,
         dataset: Dataset,
+        tasks: Sequence[Task],
         tuning: Tuning,
-        budget_s: float | None = None,
-    ) -> Agenda:
-        """With a budget a learner chooses; without, everything is measured."""
-        if budget_s is not None:
-            from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
-
-            last_s = max(LAST_LOOK * budget_s, min(LAST_LOOK_S, budget_s / 2))
-            tasks, tiers = within(budget_s - last_s, scope, soc)
-            learner = ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
-            return Agenda(tasks, budget_s - last_s, learner)
-        return Agenda(all_tasks(scope, soc))
+        budget_s: float | None,
+        learner: ActiveLearner | None,
+    ) -> Collected:
+        with (
+            closing(connect(self.serial, soc)) as target,
+            self.reporter.progress(f"Collecting on {soc.name}") as update,
+        ):
+            try:
+                with target.within(Budget(budget_s).left_s + GRACE_S):
+                    environment = environment_of(target, {})
+                return Collection(
+                    target,
+                    dataset,
+                    tasks,
+                    tuning,
+                    resume=self.resume,
+                    budget_s=budget_s,
+                    samples=self.samples,
+                    chooser=learner.choose if learner else None,
+                    progress=update,
+                    cooling=CoolDown(
+                        target.conditions, self.reporter.note, self.hot_c, self.cool_down_s
+                    ),
+                    environment=environment,
+                ).run()
+            except KeyboardInterrupt as error:
+                kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
+                raise InterruptedCommandError(kept) from error
 
 
 collect = function(Collect)
-
-
-def _measured(
-    job: Collect, agenda: Agenda, soc: Soc, dataset: Dataset, tuning: Tuning
-) -> Collected:
-    with (
-        closing(connect(job.serial, soc)) as target,
-        job.reporter.progress(f"Collecting on {soc.name}") as update,
-    ):
-        try:
-            with target.within(Budget(agenda.time_s).left_s + GRACE_S):
-                environment = environment_of(target, {})
-            return Collection(
-                target,
-                dataset,
-                agenda.tasks,
-                tuning,
-                resume=job.resume,
-                budget_s=agenda.time_s,
-                samples=job.samples,
-                chooser=agenda.learner,
-                progress=update,
-                cooling=target.cooling(job.cool_down_s, job.hot_c, job.reporter.note),
-                environment=environment,
-            ).run()
-        except KeyboardInterrupt as error:
-            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
-            raise InterruptedCommandError(kept) from error
 
 
 @dataclass(frozen=True)
@@ -260,6 +244,8 @@ class Tune(DeviceJob):
 
     def run(self) -> TuneRun:
         """Tune until all is tuned, the budget is over, or Ctrl-C; what was found is kept."""
+        from codl.targets import kernel_runs  # a collection does not tune
+
         soc = soc_on(self, self.serial)
         budget, dataset = Budget(self.budget_s), Dataset.of(soc.name, self.dataset)
         ops = load_ops((*self.models, *self.ops) or MEASURED)
@@ -277,8 +263,13 @@ class Tune(DeviceJob):
             origin = recorded(target, Digests(), **asdict(FINAL))
             progress = self.reporter.progress(f"Tuning on {soc.name}")
             with progress as update, budget.keeping(results):
-                done = target.tune(
-                    tasks, tuning, keep=keep, budget_s=budget.share().seconds, progress=update
+                done = kernel_runs.tune(
+                    target,
+                    tasks,
+                    tuning,
+                    keep=keep,
+                    budget_s=budget.share().seconds,
+                    progress=update,
                 )
         if budget.ended == "interrupted":
             done = cut_short(tasks, tuning, soc, results, seconds=budget.spent_s)

@@ -16,14 +16,14 @@ from codl.jobs import options as opt
 from codl.jobs.options import Job, option
 from codl.machine.hardware import CpuFacts
 from codl.machine.placement import LocalSoc, ProbeResult, choose, describe
-from codl.targets.connect import connect, prepare, transport_of
-from codl.targets.detect import detect, find_pinning, write
+from codl.targets.connect import connect, prepare
+from codl.targets.detect import detect, write
 
 
 def processors(
     serial: str, *, install: bool = True, tell: Callable[[str], object] = lambda text: None
 ) -> dict[str, Any]:
-    """What `codl devices --json` holds: the processors of a machine, and where their threads run.
+    """What `codl devices --json` holds: the processors of a machine.
 
     A device gets this codl's agent, unless `install` is off, and `tell` gets that. Raises
     `CodlError` where the machine cannot be asked.
@@ -35,12 +35,8 @@ def processors(
             soc, problem = describe("here", choose(probed, None), cpu=info.cpu), ""
         except DeviceError as error:
             soc, problem = None, str(error)
-    seen: dict[str, list[int]] = {}
-    if soc and transport_of(serial).is_machine:
-        with closing(connect(serial, soc)) as target:
-            seen = target.observe_cores()
     return {
-        "processors": [_cpu(info.cpu, soc, seen), *_gpus(probed, soc, seen)],
+        "processors": [_cpu(info.cpu, soc), *_gpus(probed, soc)],
         "failed": [{"icd": r.icd, "error": r.error} for r in probed if r.error],
         "problem": problem,
         "energy_sensors": [asdict(sensor) for sensor in info.sensors],
@@ -48,22 +44,19 @@ def processors(
     }
 
 
-def _cpu(cpu: CpuFacts, soc: LocalSoc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
+def _cpu(cpu: CpuFacts, soc: LocalSoc | None) -> dict[str, Any]:
     cores = soc.placement.cpu_cores if soc else cpu.cores
     return {
         "kind": "cpu",
         "name": cpu.name,
         "driver": "ncnn",
         "cores": list(cores),
-        "observed_cores": seen.get("cpu", []),
         "memory_types": ["host"],
         "used": soc is not None,
     }
 
 
-def _gpus(
-    probed: Sequence[ProbeResult], soc: LocalSoc | None, seen: dict[str, list[int]]
-) -> list[dict[str, Any]]:
+def _gpus(probed: Sequence[ProbeResult], soc: LocalSoc | None) -> list[dict[str, Any]]:
     processors = []
     for device in (d for result in probed for d in result.devices):
         used = soc is not None and (device.icd, device.name) == (soc.placement.icd, soc.gpu.name)
@@ -73,7 +66,6 @@ def _gpus(
                 "kind": "gpu",
                 "driver": f"{device.platform} {device.driver}",
                 "cores": list(soc.placement.gpu_cores) if soc and used else [],
-                "observed_cores": seen.get("gpu", []) if used else [],
                 "memory_types": list(device.memory_types),
                 "used": used,
             }
@@ -113,13 +105,6 @@ class DetectSoc(Job):
     threads: Annotated[
         int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
     ] = None
-    measure: Annotated[
-        bool,
-        option(
-            "--measure/--no-measure",
-            help="Measure whether pinned CPU threads are faster.",
-        ),
-    ] = True
     output: Annotated[
         Path | None,
         option(
@@ -146,8 +131,6 @@ class DetectSoc(Job):
                 element=self.element,
                 cpu_threads=self.threads,
             )
-            if self.measure:
-                soc = find_pinning(target, soc, note=note)
         write(soc, path, tell=note)
         return soc, path
 

@@ -6,8 +6,8 @@ command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -15,12 +15,13 @@ from time import perf_counter
 from codl.errors import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON, CodlError
 from codl.ir import to_text
 from codl.ir.types import PROCESSORS, Processor
+from codl.jobs.options import SILENT, Reporter
 from codl.kernels import registry
 from codl.machine.cache import LIMIT_BYTES
 from codl.machine.driver_search import INSTALL_HINT
 from codl.machine.examination import Governor
 from codl.machine.placement import LocalSoc, ProbedDevice, ProbeResult, describe
-from codl.measure.budget import Budget, Progress
+from codl.measure.budget import Budget
 from codl.measure.check_variants import IMPRECISE, CheckRun, CheckTask, VariantCheck, check_tasks
 from codl.measure.cool_down import low_battery
 from codl.measure.tuner import TOGETHER_BYTES
@@ -28,6 +29,7 @@ from codl.targets.base import Target
 from codl.targets.checks import CHECKS, Check, CheckResult, DeviceUnderTest, Finding, register
 from codl.targets.connect import connect, machine_of, prepare
 from codl.targets.install import termux_fix
+from codl.targets.kernel_runs import check_kernels
 
 #: Package whose import loads the OpenCL loader; it has its own check.
 LOADER = "pyopencl"
@@ -214,7 +216,7 @@ def _checked(
         closing(target.fresh()) as fresh,
         under_test.progress(label) as progress,
     ):
-        return fresh.check_kernels(tasks, budget_s=under_test.budget_s, progress=progress)
+        return check_kernels(fresh, tasks, budget_s=under_test.budget_s, progress=progress)
 
 
 def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:
@@ -359,15 +361,8 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
-__all__ = ["CHECKS", "Check", "CheckResult", "DeviceUnderTest", "Finding", "examine", "register"]
-
 #: Seconds for checking the kernels of all OpenCL devices.
 BUDGET_S = 300.0
-
-
-def no_progress(label: str) -> AbstractContextManager[Progress]:
-    """Show no progress."""
-    return nullcontext(lambda done, total, left: None)
 
 
 def examine(
@@ -375,14 +370,13 @@ def examine(
     *,
     quick: bool = False,
     budget_s: float = BUDGET_S,
-    progress: Callable[[str], AbstractContextManager[Progress]] = no_progress,
     install: bool = True,
-    tell: Callable[[str], object] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> Iterator[Finding]:
     """Yield each finding about a device as it is made; `quick` skips the long checks.
 
-    `budget_s` limits the kernel checks of all OpenCL devices; `progress` shows their progress. A
-    device gets this codl's agent, unless `install` is off; `tell` receives a line per action.
+    `budget_s` limits the kernel checks of all OpenCL devices. A device gets this codl's agent,
+    unless `install` is off.
     Raises `UnknownNameError` for an unknown serial, and `UnsupportedError` for one of no machine.
     """
     transport = machine_of(serial, "be examined")
@@ -393,8 +387,8 @@ def examine(
             is_here=transport.shell is None,
             in_process=serial == "local",
             budget_s=budget_s,
-            progress=progress,
-            prepare=partial(prepare, serial, install=install, tell=tell),
+            progress=reporter.progress,
+            prepare=partial(prepare, serial, install=install, tell=reporter.tell),
         )
         yield from made(transport.checks(serial), under_test)
         checks = [check for check in CHECKS.values() if not (quick and check.is_long)]

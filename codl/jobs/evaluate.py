@@ -14,15 +14,14 @@ from codl.ir.records import statistic
 from codl.ir.records.results import Conditions, Digests, EvalRequest
 from codl.ir.records.verdicts import ModelVerdict, remember
 from codl.jobs import options as opt
-from codl.jobs.interleaved import Evaluation, check_peers, failed_row, to_json, with_opencl_all
+from codl.jobs.interleaved import Evaluation, check_peers, failed_row, with_opencl_all
 from codl.jobs.interleaved import evaluate as evaluate_model
-from codl.jobs.model import PlanningJob, RunOptions, profiling
+from codl.jobs.model import PlanningJob, digests_of, profiling
 from codl.jobs.options import function, soc_on
 from codl.machine.placement import limits_of, require_local
 from codl.measure import HOT_C, LONGEST_S, SEED
 from codl.measure.budget import Budget
 from codl.measure.cool_down import CoolDown, low_battery
-from codl.measure.dataset import dataset_digest
 from codl.measure.timing import Effort
 from codl.plan.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.report.results import EvalResult, parse_as
@@ -51,32 +50,6 @@ class EvalRun:
     budget: Budget = field(default_factory=Budget)
     #: Why it ended early, where that is the battery.
     reason: str = ""
-
-    @classmethod
-    def of(cls, asked: EvalRequest, context: Context) -> EvalRun:
-        target = context.device
-        peers = with_opencl_all(asked.peers, context.soc)
-        check_peers(peers, context.soc)
-        names = [name for name in asked.strategies if name != ideal.NAME]
-        effort = Effort(min_seconds=asked.seconds)
-        protocol = {
-            "min_rounds": effort.min_rounds,
-            "min_seconds": effort.min_seconds,
-            "warm": effort.warm,
-            "statistic": statistic.NAME,
-            "seed": SEED,
-            **(asdict(asked.limits) if asked.limits else {}),
-        }
-        return cls(
-            asked=replace(asked, peers=tuple(peers)),
-            strategies=[find(name) for name in names],
-            context=context,
-            environment=environment_of(target, protocol),
-            digests=Digests(
-                dataset=dataset_digest(context.dataset), tuning=context.tuning.fingerprint
-            ),
-            sensors=tuple(sensor.name for sensor in target.describe().sensors),
-        )
 
     def run(self, cooling: CoolDown, budget: Budget | None = None) -> None:
         """Measure all models, until the battery is low, the budget is over, or Ctrl-C.
@@ -157,7 +130,7 @@ class EvalRun:
             "stopped": "battery" if self.reason else self.budget.ended,
             "left": len(self.asked.models) - len(self.done),
             "incomplete": self.incomplete,
-            "rows": to_json(rows),
+            "rows": [asdict(row) for row in rows],
             "timelines": timelines if with_timelines else [],
             "plans": {name: plan.to_json() for name, plan in plans.items()},
         }
@@ -201,8 +174,8 @@ class Evaluate(PlanningJob):
 
     `seconds` is the least time for each model, `plan_time_s` the time to run plans, `budget_s` the
     limit of all. A failed model has rows with the reason; `check()` of the result raises
-    `CodlError` for failures and an early end. Raises
-    `CodlError` for a missing model, strategy, peer, SoC or device.
+    `CodlError` for failures and an early end. Raises `CodlError` for a missing model, strategy,
+    peer, SoC or device.
 
     >>> rows = codl.evaluate(["yolov2"], soc="host", strategies=["cpu", "codl"]).result.rows
     """
@@ -227,15 +200,32 @@ class Evaluate(PlanningJob):
         """Open the target, and measure one model after the other."""
         budget = Budget(self.budget_s)
         asked = self._request()
-        limits = RunOptions(max_kernel_ms=self.max_kernel_ms, gpu_duty=self.gpu_duty)
-        local = soc_on(self, self.serial)
-        described = limits.applied(local, self.reporter)
+        described = self.placed(soc_on(self, self.serial))
+        peers = with_opencl_all(asked.peers, described)
+        check_peers(peers, described)
+        asked = replace(asked, peers=tuple(peers), limits=limits_of(described))
         context = self.context_of(described)
         with closing(connect(self.serial, described)) as target:
-            how = profiling(target, not self.no_profile)
+            how = profiling(target, self.profile)
             context = replace(context, target=target, profiling=how)
-            run = EvalRun.of(replace(asked, limits=limits_of(described)), context)
-            cooling = target.cooling(self.cool_down_s, self.hot_c, self.reporter.note)
+            effort = Effort(min_seconds=asked.seconds)
+            protocol = {
+                "min_rounds": effort.min_rounds,
+                "min_seconds": effort.min_seconds,
+                "warm": effort.warm,
+                "statistic": statistic.NAME,
+                "seed": SEED,
+                **asdict(asked.limits),
+            }
+            run = EvalRun(
+                asked,
+                [find(name) for name in asked.strategies if name != ideal.NAME],
+                context,
+                environment_of(target, protocol),
+                digests_of(context),
+                tuple(sensor.name for sensor in target.describe().sensors),
+            )
+            cooling = CoolDown(target.conditions, self.reporter.note, self.hot_c, self.cool_down_s)
             run.run(cooling, budget)
         try:
             run.remember()

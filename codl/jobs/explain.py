@@ -15,10 +15,10 @@ from codl.jobs.devices import soc_content
 from codl.jobs.explanation import Explanation, cost_of, explain_measured, explain_predicted
 from codl.jobs.model import ModelJob, digests_of
 from codl.jobs.options import Reporter, option, recorded
-from codl.jobs.run_report import RunReport, measure, predict, record
+from codl.jobs.run_report import RunReport, measure
 from codl.lower.lowering import lower
 from codl.measure.inputs import random_inputs
-from codl.report.recording import Recording
+from codl.report.recording import Recording, predict, record
 
 PredictedOption = Annotated[bool, option("--predicted", help="Run nothing: predictions alone.")]
 
@@ -85,9 +85,9 @@ class Trace(ModelJob):
     missing or unknown.
     """
 
-    output: Annotated[Path, option("-o", "--output", help="The trace.", read=opt.trace_file)] = (
-        Path(f"trace{opt.TRACE}")
-    )
+    output: Annotated[
+        Path, option("-o", "--output", help="The trace.", read=opt.writable_as(opt.TRACE))
+    ] = Path(f"trace{opt.TRACE}")
     predicted: PredictedOption = False
     runs: Annotated[
         int, option("--runs", least=1, most=opt.MOST_ROUNDS, help="Profiled inferences.")
@@ -145,18 +145,15 @@ def write_trace(
     strategy = recording.plan.strategy
     title = f"{network.name} by {strategy} on {soc.name}"
     source = soc.source_of_predictions
-    written = write(recording, output, title=title, source=source)
-    reporter.note(f"Wrote {written.path}; open it in {VIEWER}")
+    path = write(recording, output, title=title, source=source)
+    reporter.note(f"Wrote {path}; open it in {VIEWER}")
     return {
         "model": network.name,
         "soc": soc.name,
         "strategy": strategy,
-        "file": str(written.path),
-        "bytes": written.bytes,
+        "file": str(path),
+        "bytes": path.stat().st_size,
         "runs": len(recording.inferences),
         "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
         "source": "measured" if recording.inferences else source,
-        "tracks": [track._asdict() for track in written.tracks],
-        "flows": written.flows,
-        "counters": list(written.counters),
     }

@@ -12,6 +12,7 @@ import pandas as pd
 
 from codl.errors import CodlError, check_argument, check_path
 from codl.ir.records import soc as socs
+from codl.ir.records.waterfall import BOUND, WaterfallTerm
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
@@ -134,9 +135,12 @@ def _result_rows(path: Path) -> Iterator[dict[str, Any]]:
     elif isinstance(result, SearchesResult):
         rows = (*result.plans, *result.failed)
     elif isinstance(result, ExplainResult):
-        rows = result.rows
+        about = {"model": result.model, "strategy": result.strategy, "source": result.source}
+        steps = (WaterfallTerm(BOUND, result.bound_ms), *result.terms)
+        rows = [{**about, "name": step.name, "ms": step.ms} for step in steps]
     for row in rows:
-        yield head | {name: value for name, value in _cells(asdict(row)) if name not in head}
+        values = row if isinstance(row, dict) else asdict(row)
+        yield head | {name: value for name, value in _cells(values) if name not in head}
 
 
 def _cells(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -74,7 +74,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
     from codl.frontend.convert import network_of
     from codl.frontend.graph.integer_products import reference_session
     from codl.frontend.graph.onnx_import import generations, import_onnx, said_by_onnx_runtime
-    from codl.frontend.graph.shapes import fix_batch
+    from codl.frontend.graph.shapes import fix_shapes
 
     source = models.load(model, batch)
     imported = import_onnx(source.model, source.name)
@@ -88,7 +88,7 @@ def load(model: str, batch: int | None = None) -> tuple[Network, ReferenceRun]:
             problem = problem or error
             continue
         outputs = dict(zip(names, values, strict=True))
-        return network, ReferenceRun(fix_batch(loaded.whole()), inputs, outputs)
+        return network, ReferenceRun(fix_shapes(loaded.whole(), {}), inputs, outputs)
     raise UnsupportedError(f"ONNX Runtime cannot run the model: {said_by_onnx_runtime(problem)}")
 
 
@@ -120,33 +120,6 @@ def with_opencl_all(names: Sequence[str], soc: Soc) -> list[str]:
     return list(dict.fromkeys([*names, *added]))
 
 
-@contextmanager
-def started(
-    names: Sequence[str],
-    model: onnx.ModelProto,
-    network: Network,
-    inputs: Tensors,
-    context: Context,
-) -> Iterator[Mapping[str, Started | CodlError]]:
-    """Peers of `model` (of fixed sizes, imported as `network`), fed and warm, or their errors."""
-    peers: dict[str, Started | CodlError] = {}
-    try:
-        for name in names:
-            context.note(f"{network.name}: starting {name}")
-            try:
-                is_ours = name == OpenClAll.name
-                plan = STRATEGIES["gpu"].plan(network, context) if is_ours else None
-                content = model.SerializeToString()
-                peers[name] = context.device.start_peer(name, content, inputs, plan)
-            except CodlError as error:
-                peers[name] = error
-        yield peers
-    finally:
-        for peer in peers.values():
-            if not isinstance(peer, CodlError):
-                peer.close()
-
-
 def evaluate(
     model: str,
     strategies: Sequence[Strategy],
@@ -172,12 +145,20 @@ def evaluate(
         engines, rows = _engines(model, strategies, network, reference, context, plans, opened)
         usual_ms = drift.first_ms(context.dataset) if engines else {}
         models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
-        inputs, target = reference.inputs, context.device
-        with started(peers, reference.model, network, inputs, context) as others:
-            for name, peer in others.items():
-                rows[name] = _of_peer(model, name, peer, reference)
-                if rows[name].status == "ok":
+        target = context.device
+        with ExitStack() as running:
+            for name in peers:
+                context.note(f"{network.name}: starting {name}")
+                try:
+                    is_ours = name == OpenClAll.name
+                    plan = STRATEGIES["gpu"].plan(network, context) if is_ours else None
+                    content = reference.model.SerializeToString()
+                    peer = target.start_peer(name, content, reference.inputs, plan)
+                    running.callback(peer.close)
+                    rows[name] = _of_peer(model, name, peer, reference)
                     models[name] = peer
+                except CodlError as error:
+                    rows[name] = failed_row(model, name, str(error))
             context.note(f"{model}: measuring {', '.join(models)} interleaved")
             anchors = context.tuning if usual_ms else None
             max_seconds = budget.share().seconds if budget else None
@@ -277,45 +258,43 @@ def _predicted(
     profile = context.profiling.of(network) if context.profiling else None
     alone = context.default_cost(network, profiled=False)
     profiled = context.default_cost(network) if profile is not None else alone
-    before = None if profile is None else profile.slowdown
+    before = (None if profile is None else profile.slowdown) or {}
     completed, spans = dict(rows), dict[str, Sequence[TimeSpan]]()
     for name, row in rows.items():
         timed = _timed_as(row)
         if timed not in engines:
             continue
-        ms, paced_ms, foreseen = _prediction(engines[timed], profiled, row.slowdown, before)
+        slower = row.slowdown
+        pace = slower and {side: by / before.get(side, 1.0) for side, by in slower.items()}
+        ms, over, foreseen = _prediction(engines[timed], profiled, row, pace)
         if foreseen:
             spans[timed] = foreseen
-        over = paced_ms / row.latency_ms.level if row.latency_ms and paced_ms else None
-        completed[name] = row = replace(row, predicted_ms=ms, predicted_over_measured=over)
+        completed[name] = replace(row, predicted_ms=ms, predicted_over_measured=over)
         if profile is not None:
-            ms, paced_ms, _ = _prediction(engines[timed], alone, row.slowdown)
-            over = paced_ms / row.latency_ms.level if row.latency_ms and paced_ms else None
-            completed[name] = replace(row, unprofiled_ms=ms, unprofiled_over_measured=over)
+            ms, over, _ = _prediction(engines[timed], alone, row, slower)
+            completed[name] = replace(
+                completed[name], unprofiled_ms=ms, unprofiled_over_measured=over
+            )
     return completed, spans
 
 
 def _prediction(
-    engine: Engine,
-    cost: CostModel | None,
-    slower: Mapping[str, float] | None,
-    profiled: Mapping[str, float] | None = None,
+    engine: Engine, cost: CostModel | None, row: EvalRow, pace: Mapping[str, float] | None
 ) -> tuple[float | None, float | None, Sequence[TimeSpan]]:
-    """Predicted milliseconds as usual and at the machine's present pace, and the timeline.
+    """Predicted milliseconds, their ratio to what was measured at this `pace`, and the timeline.
 
     They are by the default predictor, if trained, else the plan's own. A plan without a prediction
-    keeps None: its variants may have no predictors. `slower` and `profiled` are the slowdowns of
-    processors now and when the profile was measured; without `slower`, the second number is None.
+    keeps None: its variants may have no predictors.
     """
     if cost is None or engine.plan.predicted_ms is None:
         return engine.plan.predicted_ms, None, ()
     times = stage_times(engine.executable, cost)
-    usual_ms = walk(engine.executable, times).latency_ms
     spans = tuple(placed.span for placed in predicted_timeline(engine.executable, times))
-    if slower is None:
-        return usual_ms, None, spans
-    pace = {side: factor / (profiled or {}).get(side, 1.0) for side, factor in slower.items()}
-    return usual_ms, walk(engine.executable, paced(times, pace)).latency_ms, spans
+    over = None
+    if pace is not None and row.latency_ms:
+        paced_ms = walk(engine.executable, paced(times, pace)).latency_ms
+        over = paced_ms / row.latency_ms.level if paced_ms else None
+    return walk(engine.executable, times).latency_ms, over, spans
 
 
 def _of_engine(model: str, engine: Engine, reference: ReferenceRun) -> EvalRow:
@@ -336,15 +315,10 @@ def _of_engine(model: str, engine: Engine, reference: ReferenceRun) -> EvalRow:
     )
 
 
-def _of_peer(model: str, name: str, peer: Started | CodlError, reference: ReferenceRun) -> EvalRow:
-    """The row of a peer before its latency is measured, or with the reason of its failure."""
-    try:
-        if isinstance(peer, CodlError):
-            raise peer
-        close = compare(peer.outputs(), reference)
-    except CodlError as reason:
-        return failed_row(model, name, str(reason))
-    run = PeerRun(peer.version, peer.threads, peer.observed_cores, peer.busy_cores)
+def _of_peer(model: str, name: str, peer: Started, reference: ReferenceRun) -> EvalRow:
+    """The row of a peer before its latency is measured; raises `DeviceError` for wrong outputs."""
+    close = compare(peer.outputs(), reference)
+    run = PeerRun(peer.version, peer.threads, peer.busy_cores)
     return EvalRow(model, name, cosine=close.cosine, max_rel_err=close.max_rel_err, peer=run)
 
 
@@ -380,10 +354,6 @@ def _completed(
         conditions=times.conditions,
         doubts=doubts(latency, cold_ms, predicted_ms=row.predicted_ms, quota_periods=quota_periods),
     )
-
-
-def to_json(results: Sequence[EvalRow]) -> list[dict[str, Any]]:
-    return [asdict(result) for result in results]
 
 
 class OpenClAll:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from numpy.typing import NDArray
 
-from codl.errors import CodlError, UnknownNameError, UnsupportedError
+from codl.errors import CodlError, UnsupportedError
 from codl.frontend import models
 from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
 from codl.ir.records import soc as socs
-from codl.ir.records.gpu_limits import GpuLimits
+from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.records.results import Checked, Digests
 from codl.ir.records.soc import Soc
 from codl.ir.types import PRECISIONS
 from codl.jobs import options as opt
-from codl.jobs.options import SILENT, DeviceJob, Reporter, option, soc_on
-from codl.machine.placement import HINTS, LocalSoc, limits_of
+from codl.jobs.options import DeviceJob, option, soc_on
+from codl.machine.placement import LocalSoc, limits_of
 from codl.measure import FOLDER as DATASETS
 from codl.measure.dataset import dataset_digest
 from codl.measure.inputs import read_file, read_npz
@@ -57,7 +57,14 @@ class PlanningJob(DeviceJob):
             read=opt.time_of("--plan-time"),
         ),
     ] = None
-    no_profile: Annotated[bool, option("--no-profile", help="Plan by predictions alone.")] = False
+    profile: Annotated[
+        bool,
+        option(
+            "--profile/--no-profile",
+            help="Run plans where there is a device, and keep their latencies in ./profiles; or "
+            "plan by predictions alone.",
+        ),
+    ] = True
     batch: opt.BatchOption = None
     max_kernel_ms: Annotated[
         float | None,
@@ -90,79 +97,23 @@ class PlanningJob(DeviceJob):
             **more,
         )
 
+    def limits(self, soc: Soc, deployment: Deployment | None = None) -> GpuLimits:
+        """The GPU's limits: as asked for, else of a deployment file, else of the SoC."""
+        usual, given = limits_of(soc), deployment.limits if deployment else UNLIMITED
+        longest = (self.max_kernel_ms, given.max_kernel_ms, usual.max_kernel_ms)
+        duties = (self.gpu_duty, given.gpu_duty if given.gpu_duty < 1 else None, usual.gpu_duty)
+        known = next((ms for ms in longest if ms is not None), None)
+        return GpuLimits(known, next(duty for duty in duties if duty is not None))
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Requested settings of both processors; None keeps the SoC's."""
-
-    threads: int | None = None
-    gpu_performance: str | None = None
-    gpu_priority: str | None = None
-    max_kernel_ms: float | None = None
-    gpu_duty: float | None = None
-
-    def limits(self, soc: Soc) -> GpuLimits:
-        usual = limits_of(soc)
-        return GpuLimits(
-            usual.max_kernel_ms if self.max_kernel_ms is None else self.max_kernel_ms,
-            usual.gpu_duty if self.gpu_duty is None else self.gpu_duty,
-        )
-
-    def deployed(self, deployment: Deployment | None) -> RunOptions:
-        """With the limits of a deployment file as defaults."""
-        if deployment is None:
-            return self
-        longest, duty = deployment.limits.max_kernel_ms, deployment.limits.gpu_duty
-        return replace(
-            self,
-            max_kernel_ms=longest if self.max_kernel_ms is None else self.max_kernel_ms,
-            gpu_duty=(duty if duty < 1 else None) if self.gpu_duty is None else self.gpu_duty,
-        )
-
-    def applied(self, soc: LocalSoc, reporter: Reporter = SILENT) -> LocalSoc:
-        """The SoC with these settings; raises `CodlError` for invalid threads or hints."""
-        hints = {"performance": self.gpu_performance, "priority": self.gpu_priority}
-        for kind, hint in hints.items():
-            if hint not in (None, *HINTS):
-                raise UnknownNameError(f"GPU {kind} hint", str(hint), HINTS)
-        placement = soc.placement
-        if self.threads is not None:
-            placement = placement.with_threads(self.threads)
-        placement = replace(
-            placement,
-            performance=self.gpu_performance or soc.placement.performance,
-            priority=self.gpu_priority or soc.placement.priority,
-            limits=self.limits(soc),
-        )
-        if placement.threads != soc.cpu.threads:
-            reporter.note(
-                f"Threads of the CPU side: {placement.threads}, on the cores "
-                f"{', '.join(map(str, placement.cpu_cores))}; plans are made with predictors for "
-                f"{soc.cpu.threads}."
-            )
-        return replace(soc, placement=placement)
+    def placed(self, soc: LocalSoc, deployment: Deployment | None = None) -> LocalSoc:
+        """The SoC with the requested limits."""
+        limits = self.limits(soc, deployment)
+        return replace(soc, placement=replace(soc.placement, limits=limits))
 
 
-def profiling(target: Target, profile: Path | bool = True) -> Profiling | None:
-    """The profiling of networks on a target; None if it is off, or on a replay.
-
-    Raises `CodlError` for a file of a profile and a replay.
-    """
-    if target.replays is not None:
-        if isinstance(profile, Path):
-            raise CodlError(f"{profile} is of a machine, and {target.serial} replays a dataset.")
-        return None
-    if isinstance(profile, Path):
-        return Profiling(file=profile)
-    return Profiling() if profile else None
-
-
-def deployment_of(model: str, reporter: Reporter = SILENT) -> Deployment | None:
-    """The settings of a model of a deployment file; None for other models."""
-    deployment = models.deployment_of(model)
-    if deployment is not None and deployment.ignored:
-        reporter.note(f"Without effect here: {', '.join(deployment.ignored)}.")
-    return deployment
+def profiling(target: Target, profile: bool = True) -> Profiling | None:
+    """The profiling of networks on a target; None if it is off, or on a replay."""
+    return Profiling() if profile and target.replays is None else None
 
 
 def adapted(context: Context, deployment: Deployment | None) -> Context:
@@ -205,9 +156,9 @@ class ModelJob(PlanningJob):
     """A model, the SoC that it runs on, and how it is planned.
 
     `plan` is a plan file. Without a `device` nothing runs. With one, plans run for `plan_time_s`
-    seconds or while they gain, and the fastest is taken, unless `profile` is off; `profile` may be
-    a file. `deployment`, `described` and `context` are read on first use; each raises `CodlError`
-    for a missing file or name.
+    seconds or while they gain, and the fastest is taken, unless `profile` is off. `deployment`,
+    `described` and `context` are read on first use; each raises `CodlError` for a missing file or
+    name.
     """
 
     model: Annotated[str | Path, opt.argument(f"{opt.MODELS}.", read=str)] = field(kw_only=False)
@@ -220,15 +171,6 @@ class ModelJob(PlanningJob):
             "runtime, or {codl.plan.strategies:DEFAULT}.",
         ),
     ] = None
-    profile: Annotated[
-        Path | bool,
-        option(
-            "--profile",
-            read=Path,
-            metavar="FILE",
-            help="The profile of this model on this device, instead of the one in ./profiles.",
-        ),
-    ] = True
     shapes: Annotated[
         Mapping[str, tuple[int, ...]],
         option(
@@ -241,10 +183,6 @@ class ModelJob(PlanningJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.profile, Path) and self.no_profile:
-            raise CodlError(
-                f"--profile {self.profile} is not used with --no-profile: leave one of them out."
-            )
         if self.plan is not None and self.strategy is not None:
             raise CodlError(
                 f"A plan is made already: leave out the plan {str(self.plan)!r} or the strategy "
@@ -258,20 +196,17 @@ class ModelJob(PlanningJob):
 
     @cached_property
     def deployment(self) -> Deployment | None:
-        return deployment_of(str(self.model), self.reporter)
-
-    @cached_property
-    def options(self) -> RunOptions:
-        """The options of the processors, with the limits of a deployment file."""
-        asked = {each.name: getattr(self, each.name, None) for each in fields(RunOptions)}
-        return RunOptions(**asked).deployed(self.deployment)
+        deployment = models.deployment_of(str(self.model))
+        if deployment is not None and deployment.ignored:
+            self.reporter.note(f"Without effect here: {', '.join(deployment.ignored)}.")
+        return deployment
 
     @cached_property
     def described(self) -> Soc:
         """The SoC, with the requested settings where something runs."""
         if not self.device:
             return socs.load(self.soc, self.precision)
-        return self.options.applied(soc_on(self, self.serial), self.reporter)
+        return self.placed(soc_on(self, self.serial), self.deployment)
 
     @cached_property
     def context(self) -> Context:
@@ -285,8 +220,8 @@ class ModelJob(PlanningJob):
     @contextmanager
     def connected(self) -> Iterator[Context]:
         with closing(connect(self.serial, self.described)) as target:
-            profile = not self.no_profile and self.profile
-            yield replace(self.context, target=target, profiling=profiling(target, profile))
+            how = profiling(target, self.profile)
+            yield replace(self.context, target=target, profiling=how)
 
     def load(self) -> Network:
         """The network with its weights; raises `CodlError` for an unreadable model."""

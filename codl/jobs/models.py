@@ -1,4 +1,4 @@
-"""Facts of models: their parts, and how many of their ops were measured and tuned."""
+"""Facts of models: their parts, their ops, and what to run them by."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
-from codl.errors import CodlError
 from codl.frontend import models
 from codl.frontend.convert import load_structure
 from codl.frontend.models import BUILT_IN, described
-from codl.ir import Network, to_text
-from codl.ir.records.soc import Soc
+from codl.ir import Network
 from codl.ir.records.verdicts import Remembered, remembered
-from codl.measure import FOLDER as DATASETS
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset, OpRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +20,8 @@ class ModelFacts:
     """Inputs and outputs by name, number of weights, nodes by type, and the ops of a model.
 
     `gflops` counts a multiply-add of convolutions and matrix products as two. `ops` are the
-    distinct ones that codl makes of it, `kinds` all of them by kind; `measured` are the ops with a
-    latency on either processor in the SoC's dataset, `tuned` those with a tuned kernel. None where
-    the model was not read, or there is no dataset. `verdict` is what the last evaluation on the SoC
-    says to use, None without one.
+    distinct ones that codl makes of it, `kinds` all of them by kind, None where the model was not
+    read. `verdict` is what the last evaluation on the SoC says to use, None without one.
     """
 
     name: str
@@ -39,8 +32,6 @@ class ModelFacts:
     nodes: Mapping[str, int]
     ops: int | None = None
     kinds: Mapping[str, int] | None = None
-    measured: int | None = None
-    tuned: int | None = None
     verdict: Remembered | None = None
 
 
@@ -63,18 +54,14 @@ def _described(name: str) -> ModelFacts:
     )
 
 
-def model_facts(model: str, soc: Soc, dataset: Path = DATASETS) -> ModelFacts:
+def model_facts(model: str, soc: str) -> ModelFacts:
     """All of a built-in model or a file; raises `CodlError` for one that cannot be read."""
     network = load_structure(model)
-    texts = {to_text(layer.op) for layer in network.layers}
-    measured, tuned = _looked_up(texts, soc, dataset)
-    verdict = remembered(soc.name).get(model)
+    verdict = remembered(PurePath(soc).stem).get(model)
     return replace(
         _described(model) if model in BUILT_IN else _of_file(model, network),
-        ops=len(texts),
+        ops=len({layer.op for layer in network.layers}),
         kinds=dict(Counter(layer.op.kind for layer in network.layers).most_common()),
-        measured=measured,
-        tuned=tuned,
         verdict=verdict if verdict is not None and verdict.digest == network.digest else None,
     )
 
@@ -89,21 +76,3 @@ def _of_file(model: str, network: Network) -> ModelFacts:
         gflops=sum(layer.op.flops for layer in network.layers) / 1e9,
         nodes=dict(Counter(node.op_type for node in graph.node).most_common()),
     )
-
-
-def _looked_up(texts: set[str], soc: Soc, folder: Path) -> tuple[int | None, int | None]:
-    """How many of some ops were measured, and tuned; None without a dataset."""
-    dataset = Dataset.found(soc.name, folder)
-    if not dataset.manifest_path.is_file():
-        return None, None
-    rows = {
-        row.op
-        for table in dataset.tables().values()
-        for row in table.read()
-        if isinstance(row, OpRow) and row.status == "ok"
-    }
-    try:
-        tuned = {op for op, _ in tuning_file.read(dataset, soc).results}
-    except CodlError:  # of another device, or of another version
-        tuned = set()
-    return len(texts & rows), len(texts & tuned)

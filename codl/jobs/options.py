@@ -6,7 +6,6 @@ line of it; from Python the field is given as it is.
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import warnings
@@ -15,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from functools import cache, wraps
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -32,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from codl.errors import CodlError, CodlWarning, UnknownNameError, UnsupportedError
+from codl.errors import CodlError, CodlWarning
 from codl.files import BUNDLE, check_folder, check_writable, shipped
 from codl.measure import FOLDER as DATASETS
 from codl.measure import LONGEST_S
@@ -62,8 +61,7 @@ class Option:
     `help` may name a registry or a constant by its place, such as {codl.ir.types:PRECISIONS}.
     `read` makes the field's value of the text that was given, or of all texts where there may be
     `many`; a `ValueError` of it is wrong usage. `text` stands for an option that is not given; by
-    default that is the field's own default. Numbers lie from `least` to `most`, both included, and
-    `above` a number.
+    default that is the field's own default. Numbers lie from `least` to `most`, both included.
     """
 
     names: tuple[str, ...]
@@ -73,36 +71,9 @@ class Option:
     text: str | None = None
     least: float | None = None
     most: float | None = None
-    above: float | None = None
     metavar: str | None = None
     #: Computes the value of an option that is not given, and the reason, from the other values.
     usual: Callable[[Mapping[str, Any]], tuple[Any, str]] | None = None
-
-    def problem(self, value: Any) -> str:
-        """What is wrong with a number; empty where nothing is, and for what is no number."""
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return ""
-        limits = (
-            ("at least", self.least, operator.ge),
-            ("at most", self.most, operator.le),
-            ("above", self.above, operator.gt),
-        )
-        wrong = [
-            f"{word} {bound:g}"
-            for word, bound, holds in limits
-            if bound is not None and not holds(value, bound)
-        ]
-        if wrong or not isfinite(value):
-            return f"must be a number{' '.join(['', *wrong])}, got {value:g}"
-        return ""
-
-
-class OptionError(CodlError):
-    """An option that is wrong, or that is not given with another one."""
-
-    def __init__(self, problem: str, *names: str) -> None:
-        super().__init__(problem)
-        self.names = names
 
 
 def option(*names: str, help: str, **how: Any) -> Option:
@@ -119,20 +90,12 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
 
 
-def read_seconds(text: str) -> float:
-    """A duration such as 90s, 10m or 1.5h in seconds; raises `CodlError` for another text."""
+def read_duration(text: str) -> float:
+    """A duration such as 90s, 10m or 1.5h in seconds; raises `ValueError` for another text."""
     match = _DURATION.fullmatch(text)
     if not match:
-        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
+        raise ValueError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def read_duration(text: str) -> float:
-    """The same, for an option; raises `ValueError`, which is wrong usage."""
-    try:
-        return read_seconds(text)
-    except CodlError as error:
-        raise ValueError(str(error)) from error
 
 
 def time_of(name: str) -> Callable[[str], float]:
@@ -190,14 +153,6 @@ def result_file(text: str | Path) -> Path:
     return writable(path)
 
 
-def trace_file(text: str) -> Path:
-    """A file for a trace; refuses to replace a file of another name."""
-    path = Path(text)
-    if path.suffix != TRACE and path.exists():
-        raise UnsupportedError(f"{path} is there, and no {TRACE} file: name another one.")
-    return writable(path)
-
-
 def writable_folder(text: str) -> Path:
     """A folder that files can be written to."""
     check_folder(path := Path(text))
@@ -216,19 +171,10 @@ def _parts(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def names_of(
-    texts: Iterable[str] | None, choices: Iterable[str] | None = None, what: str = ""
-) -> tuple[str, ...]:
-    """Distinct names, separated by commas or in several texts.
-
-    Raises `UnknownNameError` for a name that is no `what` of the choices.
-    """
+def names_of(texts: Iterable[str] | None) -> tuple[str, ...]:
+    """Distinct names, separated by commas or in several texts."""
     parts = (part.strip() for text in texts or () for part in text.split(","))
-    names = tuple(dict.fromkeys(part for part in parts if part))
-    for name in names:
-        if choices is not None and name not in choices:
-            raise UnknownNameError(what, name, choices)
-    return names
+    return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def read_models(texts: Iterable[str]) -> tuple[str, ...]:
@@ -282,8 +228,7 @@ def workers_of(jobs: int | None, dask: str | None, *, usual: int = 1) -> Workers
     from codl.predict.workers import Workers
 
     if jobs is not None and dask is not None:
-        text = "--jobs is not used with --dask: a Dask cluster has workers of its own."
-        raise OptionError(text, "--jobs")
+        raise CodlError("--jobs is not used with --dask: a Dask cluster has workers of its own.")
     return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
 
 
@@ -421,7 +366,7 @@ CoolDownOption = Annotated[
     ),
 ]
 HotOption = Annotated[
-    float, option("--hot", above=0, help="Degrees Celsius at which a processor is hot.")
+    float, option("--hot", least=1, help="Degrees Celsius at which a processor is hot.")
 ]
 CheckOption = Annotated[
     bool,
@@ -471,19 +416,6 @@ class Reporter:
 SILENT = Reporter()
 
 
-#: Types of values as messages call them.
-WORDS: Mapping[type, str] = {
-    str: "text",
-    Path: "text or a path",
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    Sequence: "a list",
-    Mapping: "a mapping",
-    NoneType: "None",
-}
-
-
 @cache
 def options_of(kind: Any) -> dict[str, tuple[tuple[type, ...], Option]]:
     """The types and options of a job's fields; a field without an option is for Python alone."""
@@ -502,11 +434,6 @@ def _kinds(hint: Any) -> tuple[type, ...]:
     return (float, int) if hint is float else (get_origin(hint) or hint,)
 
 
-def _described(kinds: tuple[type, ...]) -> str:
-    named = [kind for kind in kinds if kind is not NoneType and not (kind is str and Path in kinds)]
-    return " or ".join(dict.fromkeys(WORDS[kind] for kind in named))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The options of a job, and the reporter of its progress."""
@@ -521,9 +448,13 @@ class Job:
                 object.__setattr__(self, name, value := Path(value))
             is_text = isinstance(value, str) and str not in kinds
             if not isinstance(value, kinds) or is_text or (value is True and bool not in kinds):
-                raise CodlError(f"{name} must be {_described(kinds)}, got {value!r}.")
-            if problem := option.problem(value):
-                raise CodlError(f"{name} {problem}.")
+                names = " or ".join(kind.__name__ for kind in kinds)
+                raise CodlError(f"{name} must be {names}, got {value!r}.")
+            if isinstance(value, int | float):
+                least = -inf if option.least is None else option.least
+                most = inf if option.most is None else option.most
+                if not (least <= value <= most and isfinite(value)):
+                    raise CodlError(f"{name} must be from {least:g} to {most:g}, got {value:g}.")
 
 
 @dataclass(frozen=True, kw_only=True)

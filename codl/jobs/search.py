@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from codl.errors import CodlError
@@ -49,8 +48,7 @@ class _SearchOptions(ModelJob):
     @property
     def runs_plans(self) -> bool:
         """Whether plans run, where the strategy runs any."""
-        profile = not self.no_profile and self.profile
-        return isinstance(profile, Path) or bool(profile and self.where is not None)
+        return self.profile and self.where is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +56,7 @@ class Search(_SearchOptions):
     """Search the plan of a model; the strategy `ideal` has only a bound.
 
     Plans run on the device `serial` while they gain, or for `plan_time_s` seconds; without both
-    predictions decide. `profile` is a file of earlier runs, or False. Raises `CodlError` without a
-    plan.
+    predictions decide. Raises `CodlError` without a plan.
 
     >>> found = codl.search("yolov2", soc="host")
     >>> found.plan.save("plan.json")
@@ -164,7 +161,7 @@ def search_all(
         )
     on_device = _on_device(job, searches, workers)
     described = (
-        job.options.applied(soc_on(job, serial), job.reporter)
+        job.placed(soc_on(job, serial), job.deployment)
         if any(on_device)
         else socs.load(job.soc, job.precision)
     )
@@ -173,7 +170,7 @@ def search_all(
         replace(
             search,
             winograd=adapted(context, each.deployment).winograd,
-            limits=each.options.limits(described),
+            limits=each.limits(described, each.deployment),
             on_device=runs_here,
         )
         for search, each, runs_here in zip(searches, jobs, on_device, strict=True)

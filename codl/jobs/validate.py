@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
-from codl.ir.plan import OpFallback, Plan
-from codl.ir.records import soc as socs
+from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS, Processor
 from codl.jobs import options as opt
 from codl.jobs.model import ModelJob, digests_of, read_inputs
@@ -22,7 +21,7 @@ from codl.measure import SEED
 from codl.measure.budget import Budget
 from codl.measure.closeness import Agreement, agreement
 from codl.measure.inputs import random_inputs
-from codl.plan.build_plan import for_soc, preferring
+from codl.plan.build_plan import preferring
 from codl.plan.price import price
 from codl.plan.strategies import Context
 from codl.validate.references import InputSamples, ModelAndSource, Values
@@ -70,9 +69,6 @@ class Validate(ModelJob):
             read=opt.writable,
         ),
     ] = None
-    write_soc: Annotated[bool, option("--write-soc", help="Add the fallbacks to the SoC file.")] = (
-        False
-    )
 
     def run(self) -> tuple[dict[str, Any], Validation, Remedy | None]:
         """The result of `codl validate --json`, the check, and the remedy of a wrong plan."""
@@ -102,9 +98,6 @@ class Validate(ModelJob):
         if self.write_plan is not None:
             kept = replace(remedy.plan if remedy else plan, origin=context.origin())
             self.reporter.note(f"Wrote {kept.save(self.write_plan)}")
-        if self.write_soc and remedy is not None and remedy.fallbacks:
-            path = add_to_soc(str(self.soc), for_soc(network, remedy.fallbacks))
-            self.reporter.note(f"Wrote {path}")
         result = {
             "serial": self.serial,
             "soc": self.described.name,
@@ -218,16 +211,6 @@ def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Pla
         return plan
     executable = lower(network, plan, context.soc, context.tuning)
     return replace(plan, predicted_ms=price(executable, cost).latency_ms)
-
-
-def add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
-    """Write a SoC file with more fallbacks, those of before included."""
-    facts = socs.load(name)
-    by_variant = {
-        (fallback.op, fallback.processor, fallback.variant): fallback
-        for fallback in (*facts.fallbacks, *fallbacks)
-    }
-    return replace(facts, fallbacks=tuple(by_variant.values())).save(socs.own_path_of(name))
 
 
 def lowest_sample(validation: Validation, files: Sequence[Path]) -> dict[str, Any]:

@@ -1,30 +1,30 @@
 """Kernel variants: descriptions of implementations of ops, compiled and run by `codl.runtime`.
 
-Modules of an op kind are imported when its variants are first used. Each lists them in `VARIANTS`,
+The module of an op kind is imported when its variants are first used. It lists them in `VARIANTS`,
 in order of preference; variants for a CPU as OpenCL device come last.
 """
 
 from codl.kernels.registry import VARIANTS
 
-#: The modules of each op kind.
+#: The module of each op kind.
 MODULES = {
-    "attention": ("attention",),
-    "concat": ("layout",),
-    "concat_nd": ("layout",),
-    "conv2d": ("conv2d",),
-    "conv_transpose2d": ("conv_transpose2d",),
-    "eltwise": ("eltwise",),
-    "fc": ("fc",),
-    "reshape": ("layout",),
-    "matmul": ("matmul",),
-    "norm": ("rows",),
-    "onnx": ("cpu",),
-    "pooling": ("pooling",),
-    "resize": ("resize",),
-    "reduce": ("rows",),
-    "softmax": ("rows",),
-    **dict.fromkeys(("gather", "transpose", "slice", "tile", "pad"), ("strided",)),
+    "attention": "attention",
+    "concat": "concat",
+    "concat_nd": "strided",
+    "conv2d": "conv2d",
+    "conv_transpose2d": "conv_transpose2d",
+    "eltwise": "eltwise",
+    "fc": "fc",
+    "reshape": "strided",
+    "matmul": "matmul",
+    "norm": "rows",
+    "onnx": "cpu",
+    "pooling": "pooling",
+    "resize": "resize",
+    "reduce": "rows",
+    "softmax": "rows",
+    **dict.fromkeys(("gather", "transpose", "slice", "tile", "pad"), "strided"),
 }
 
-for kind, modules in MODULES.items():
-    VARIANTS.add_lazy(kind, *(f"{__name__}.{module}" for module in modules))
+for kind, module in MODULES.items():
+    VARIANTS.add_lazy(kind, f"{__name__}.{module}")

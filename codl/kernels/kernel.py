@@ -32,11 +32,12 @@ from codl.kernels.tiling import (
     first_choice,
     group_shapes,
     image_refusal,
+    in_order,
+    least,
     round_up,
     rounds,
     single,
     strip,
-    unique,
     waves,
 )
 
@@ -127,6 +128,10 @@ class Grid:
             return sizes
         size, local, used = ((*each, teams) for each in sizes)
         return size, local, used
+
+    def launch(self, kernel: str, *args: base.Arg, **named: Any) -> KernelLaunch:
+        """A launch over the grid, whose first number is the strip; see `launch`."""
+        return launch(kernel, self.sizes, *args, strip=self.strip, **named)
 
 
 def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLaunch:
@@ -301,22 +306,24 @@ class Kernel:
 class ColumnKernel(Kernel):
     """A GPU kernel with features over columns of many ops.
 
-    `default_columns` has the default choices, `alternatives` the others. `counts` receives columns,
-    including one per tuning parameter.
+    `ranked` has the choices of tuning parameters. `counts` receives columns, including one per
+    parameter.
     """
 
     op_columns: ClassVar[type[Columns]]
 
-    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
-        """Default choices of ops: the first of `tried`, unless overridden."""
-        return self.allowed(soc)[0]
+    def ranked(self, ops: Any, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        """Choices by name, and their rank; the lowest rank is the default, infinity is invalid.
 
-    def alternatives(self, op: Any, soc: Soc, first: Choice) -> Iterable[Choice]:
-        return self.allowed(soc)
+        All have a shape that broadcasts to (choices, ops).
+        """
+        return {}, np.zeros((1, len(ops)))
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        return least(*self.ranked(ops, soc))
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
-        first = self._chosen(op, soc, None)
-        return unique([first, *self.alternatives(op, soc, first)])
+        return in_order(*self.ranked(self.op_columns.of([op]), soc))
 
     def _chosen(self, op: Any, soc: Soc, choice: Choice | None) -> Choice:
         if choice is not None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
-from codl.ir.plan import those_of
 from codl.ir.records.soc import Soc
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.base import LIBRARIES, Variant
@@ -21,13 +20,13 @@ class VariantRegistry(Registry[Variant]):
 
     def __init__(self) -> None:
         super().__init__("kernel variant")
-        self._modules: dict[str, tuple[str, ...]] = {}
+        self._modules: dict[str, str] = {}
         #: The last imported built-in variant of each op kind.
         self._last: dict[str, str] = {}
 
-    def add_lazy(self, name: str, *modules: str) -> None:
-        """Register the modules whose `VARIANTS` have the variants of an op kind."""
-        self._modules[name] = modules
+    def add_lazy(self, name: str, place: str) -> None:
+        """Register the module whose `VARIANTS` have the variants of an op kind."""
+        self._modules[name] = place
 
     def add(
         self, name: str, entry: Variant, *, origin: object = None, before: str | None = None
@@ -58,13 +57,12 @@ class VariantRegistry(Registry[Variant]):
         return [self._entries[name] for name in self._places if _kind(name) == word]
 
     def _load(self, kind: str) -> None:
-        if self._last.get(kind) in self._places:
+        if kind not in self._modules or self._last.get(kind) in self._places:
             return
-        for module in self._modules.get(kind, ()):
-            for variant in import_module(module).VARIANTS:
-                if variant.op_kind == kind:
-                    self._last[kind] = f"{kind} {variant.name}"
-                    super().add(self._last[kind], variant)
+        for variant in import_module(self._modules[kind]).VARIANTS:
+            if variant.op_kind == kind:
+                self._last[kind] = f"{kind} {variant.name}"
+                super().add(self._last[kind], variant)
 
 
 def _kind(name: str) -> str:
@@ -122,7 +120,7 @@ def variants(
     replayed SoC has only replayed variants.
     """
     listed = candidates(op.kind, processor, soc, include_unfit=include_unfit)
-    return _accepting(op, listed, soc) if include_unfit else accepting(op, listed, soc)
+    return accepting(op, listed, soc)
 
 
 def candidates(
@@ -153,21 +151,7 @@ def candidates(
 
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
-    """Candidates that accept an op, or the replacements that the SoC file names for wrong ones."""
-    accepted = _accepting(op, candidates, soc)
-    if not soc.fallbacks or not accepted:
-        return accepted
-    processor = accepted[0].processor
-    fallbacks = those_of(soc.fallbacks, op, processor)
-    if not fallbacks:
-        return accepted
-    wrong = {fallback.variant for fallback in fallbacks}
-    right = {fallback.instead for fallback in fallbacks} - wrong
-    by_name = {variant.name: variant for variant in of_kind(op.kind, processor)}
-    return [v for name, v in by_name.items() if name in right and v.refusal(op, soc) is None]
-
-
-def _accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
+    """The variants that accept an op, of the first candidates with some."""
     for preferred in candidates:
         accepted = [variant for variant in preferred if variant.refusal(op, soc) is None]
         if accepted:

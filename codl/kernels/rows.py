@@ -197,8 +197,7 @@ class GpuNorm(Kernel):
         norm = launch(
             "norm_runs",
             grid.sizes,
-            *_inputs(op),
-            ENDS[1],
+            *(*_inputs(op), ENDS[1]),
             strip=grid.strip,
             runs=op.runs,
             size=op.run,

@@ -58,7 +58,9 @@ def base_defines(
 ) -> dict[str, int | float | str]:
     """Macros of `common.cl`; a block is a texel in images."""
     width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
-    defines = {"V": width, **activation_defines(activation)}
+    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
+    defines: dict[str, int | float | str] = {"V": width, "ACTIVATION": CODES[activation.kind]}
+    defines |= {name: float_literal(value) for name, value in parameters}
     if storage.element == "float16":
         defines["HALF"] = 1
     return {**defines, "ONE_ITEM": 1} if soc.gpu.is_cpu else defines
@@ -141,10 +143,14 @@ def group_shapes(
 
 def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
     """The bias in whole blocks of channels, followed by blocks of zeros."""
-    size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
-    packed = np.zeros(size, np.float32)
-    packed[: bias.size] = bias.reshape(-1)
-    return packed
+    return np.pad(bias.reshape(-1), (0, -bias.size % width + blocks_of_zeros * width))
+
+
+def in_blocks(array: Array, width: int, axis: int = 0) -> Array:
+    """An array with an axis split into blocks of `width`, the last one padded with zeros."""
+    beyond = [(0, -size % width if at == axis else 0) for at, size in enumerate(array.shape)]
+    shape = (*array.shape[:axis], -1, width, *array.shape[axis + 1 :])
+    return np.pad(array, beyond).reshape(shape)
 
 
 # Registers and local memory of GPUs, documented by their makers and not by OpenCL.
@@ -299,17 +305,20 @@ def texels(channels: int) -> int:
 
 def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
     """The reason why some tensor of these shapes cannot be an image; None if all can."""
-    most = (soc.gpu.max_image_width, soc.gpu.max_image_height)
-    if not all(most):
+    if not (soc.gpu.max_image_width and soc.gpu.max_image_height):
         return "the device must have images, got max_image_width=0"
-    for shape in shapes:
-        size = (shape.w * texels(shape.c), shape.n * shape.h)
-        if not fits(soc, *size):
-            return (
-                f"images must be at most {most[0]}x{most[1]} texels, "
-                f"got {size[0]}x{size[1]} for {shape}"
-            )
-    return None
+    sizes = ((shape.w * texels(shape.c), shape.n * shape.h, shape) for shape in shapes)
+    return next(filter(None, (size_refusal(soc, *size) for size in sizes)), None)
+
+
+def size_refusal(soc: Soc, width: int, height: int, content: object) -> str | None:
+    """The reason why an image of some texels is too large for a device; None if it fits."""
+    if fits(soc, width, height):
+        return None
+    return (
+        f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} texels, "
+        f"got {width}x{height} for {content}"
+    )
 
 
 def fits(soc: Soc, width: Column | int, height: Column | int) -> NDArray[np.bool_]:
@@ -322,12 +331,10 @@ def pack_filter(weight: Array) -> Array:
 
     This is MACE's filter image, I wide and ceil(O / 4) * H * W high.
     """
-    oc, ic = weight.shape[:2]
-    window = weight.shape[2] * weight.shape[3]
-    packed = np.zeros((round_up(oc, TEXEL), round_up(ic, TEXEL), window), np.float32)
-    packed[:oc, :ic] = weight.reshape(oc, ic, window)
-    blocked = packed.reshape(-1, TEXEL, packed.shape[1], window)
-    return np.ascontiguousarray(blocked.transpose(0, 3, 2, 1)).reshape(-1, packed.shape[1], TEXEL)
+    ic, window = round_up(weight.shape[1], TEXEL), weight.shape[2] * weight.shape[3]
+    flat = weight.reshape(*weight.shape[:2], window)
+    whole = np.pad(flat, ((0, 0), (0, ic - weight.shape[1]), (0, 0)))
+    return np.transpose(in_blocks(whole, TEXEL), (0, 3, 2, 1)).reshape(-1, ic, TEXEL)
 
 
 # Activations: macros for `ACTIVATE` in `common.cl`, and costs.
@@ -353,13 +360,6 @@ def exponentials(ops: Sequence[Op]) -> NDArray[np.float64]:
     for at in np.flatnonzero(each).tolist():
         each[at] *= ops[at].output.elements
     return each
-
-
-def activation_defines(activation: Activation) -> dict[str, int | float | str]:
-    """Macros that fuse `activation` into a kernel's last step."""
-    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
-    values = {name: float_literal(value) for name, value in parameters}
-    return {"ACTIVATION": CODES[activation.kind], **values}
 
 
 def float_literal(value: float) -> str:

@@ -35,7 +35,6 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.network import Network
-from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
@@ -45,7 +44,6 @@ from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Arena, Assembly, NetworkMemory
 from codl.lower.gpu import GpuLowering, KernelLowering, Selector, kept_storages
 from codl.lower.nets import CpuLayer, Group, grouped, lower_ncnn, variant_of
-from codl.lower.onnx import lower_onnx
 from codl.lower.partition import PartitionedPlan, Segment, TensorMove, partition_plan
 
 #: The name of the array of a network constant.
@@ -63,32 +61,24 @@ def lower(
     """Lower a plan of a network for a SoC; equal arguments give equal executables everywhere.
 
     `tuning` has the tuned choices of kernels, and `without` the kernels that a device has refused.
-    Raises `MismatchError` where the plan is for another model or SoC, has no variant for a layer,
-    or has a variant that is wrong on the SoC, and `NoKernelError` where a layer has no kernel left.
+    Raises `MismatchError` where the plan is for another model or SoC, or has no variant for a
+    layer, and `NoKernelError` where a layer has no kernel left.
     """
     selector = Selector(soc, tuning, tuple(without))
     partitioned = partition_plan(network, plan, soc)
-    _check_variants(partitioned, soc)
+    _check_variants(partitioned)
     return Lowering(partitioned, selector).run()
 
 
-def _check_variants(partitioned: PartitionedPlan, soc: Soc) -> None:
-    """Raise `MismatchError` with a part without a variant, or with a variant wrong on the SoC."""
-    wrong = {(fallback.op, fallback.processor, fallback.variant) for fallback in soc.fallbacks}
+def _check_variants(partitioned: PartitionedPlan) -> None:
+    """Raise `MismatchError` for a part without a variant."""
     for segment in partitioned.segments:
         for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
             for layer in (part.layer for part in shard.parts):
-                variant = segment.chain.variants.get(layer.name, {}).get(processor)
-                if variant is None:
+                if processor not in segment.chain.variants.get(layer.name, {}):
                     raise MismatchError(
                         f"The plan has no {processor} kernel variant for {layer.name!r}, and the "
                         f"{processor} computes a part of it. `codl search` makes a plan that has."
-                    )
-                if wrong and (to_text(layer.op), processor, variant) in wrong:
-                    raise MismatchError(
-                        f"The plan runs {layer.name!r} in {variant}, and the SoC file of "
-                        f"{soc.name!r} lists this op as wrong in it (fallbacks). `codl search` "
-                        "makes a plan without it."
                     )
 
 
@@ -288,8 +278,11 @@ class Lowering:
 
 def lower_net(group: Group, assembly: Assembly) -> Net:
     """Lower a group of layers to a net of the library that runs them."""
-    is_ncnn = group.layers[0].variant.backend == "ncnn"
-    return (lower_ncnn if is_ncnn else lower_onnx)(group, assembly)
+    if group.layers[0].variant.backend == "ncnn":
+        return lower_ncnn(group, assembly)
+    from codl.lower.onnx import lower_onnx  # only where other libraries run a net
+
+    return lower_onnx(group, assembly)
 
 
 def in_range(value: Array, element: Element) -> Array:

@@ -201,10 +201,10 @@ def _of_battery(battery: Battery) -> Sensor:
     return Sensor(f"power_supply {battery.name}", "device", read, is_power=True)
 
 
-def _reading(sensor: Sensor) -> float | None:
+def _reading(read: Callable[[], float]) -> float | None:
     """The reading of a sensor; None if unreadable."""
     with suppress(OSError, ValueError):
-        return sensor.read()
+        return float(read())
     return None
 
 
@@ -214,7 +214,7 @@ class Meter:
     def __init__(self, sensors: Sequence[Sensor]) -> None:
         self.joules: dict[str, float] = {}
         self._sensors = tuple(sensors)
-        self._counted = {s.name: _reading(s) for s in sensors if not s.is_power}
+        self._counted = {s.name: _reading(s.read) for s in sensors if not s.is_power}
         self._sampled = [s for s in sensors if s.is_power]
         self._summed = dict.fromkeys((s.name for s in self._sampled), 0.0)
         self._done, self._begin = Event(), time.perf_counter()
@@ -239,7 +239,7 @@ class Meter:
             if sensor.name in self._summed:
                 self.joules[sensor.name] = self._summed[sensor.name]
             elif not sensor.is_power:
-                before, after = self._counted[sensor.name], _reading(sensor)
+                before, after = self._counted[sensor.name], _reading(sensor.read)
                 if before is not None and after is not None:
                     self.joules[sensor.name] = sensor.difference(before, after)
 
@@ -247,7 +247,7 @@ class Meter:
         """Integrate power by trapezoids between readings."""
 
         def watts() -> dict[str, float | None]:
-            return {sensor.name: _reading(sensor) for sensor in self._sampled}
+            return {sensor.name: _reading(sensor.read) for sensor in self._sampled}
 
         at, last, over = time.perf_counter(), watts(), False
         while not over:
@@ -302,8 +302,6 @@ COOLING: dict[Processor, re.Pattern[str]] = {
     "cpu": re.compile(r"cpu|cluster|^processor$|powerclamp", re.IGNORECASE),
     "gpu": re.compile(r"gpu|kgsl|mali|g3d|devfreq", re.IGNORECASE),
 }
-#: Most characters of a sensor's name.
-MOST_NAME = 64
 
 
 class ConditionReader:
@@ -344,7 +342,7 @@ class ConditionReader:
         batteries = list(self._files.batteries())
         fullest = max(batteries, key=lambda battery: battery.percent or 0, default=None)
         degrees = [self._files.celsius(path) for path in self._zones]
-        degrees.append(_number_of(self._card.celsius) if self._card else None)
+        degrees.append(_reading(self._card.celsius) if self._card else None)
         throttled = self._throttled()
         return Conditions(
             temperature_c=max((c for c in degrees if c is not None), default=None),
@@ -381,7 +379,7 @@ class ConditionReader:
         if self._is_one_cpu:
             return self._cores_mhz(self._gpu_cores)
         if self._card:
-            return _number_of(self._card.mhz)
+            return _reading(self._card.mhz)
         clocks = map(self._files.mhz, self._gpu.clocks if self._gpu else ())
         return next((mhz for mhz in clocks if mhz is not None), None)
 
@@ -399,7 +397,7 @@ class ConditionReader:
             level = self._files.number(self._gpu.level) if self._gpu.level else None
             if self._is_lowered(f"{self._gpu.devfreq}/max_freq") or (level or 0) > 0:
                 held.add("gpu")
-        if self._card and _number_of(self._card.is_held_down):
+        if self._card and _reading(self._card.is_held_down):
             held.add("gpu")
         if self._is_one_cpu:
             return {*PROCESSORS} if "cpu" in held else set()
@@ -427,13 +425,6 @@ def _card(soc: LocalSoc | None, gpus: Callable[[], list[NvidiaGpu]]) -> NvidiaGp
         return None
     alike = [gpu for gpu in gpus() if gpu.model == soc.gpu.name]
     return alike[0] if len(alike) == 1 else None
-
-
-def _number_of(read: Callable[[], float]) -> float | None:
-    try:
-        return float(read())
-    except OSError:
-        return None
 
 
 def _zones(files: SystemFiles) -> list[str]:

@@ -56,9 +56,9 @@ class Governor:
 class Examination:
     """Inventory of a machine; `packages` maps codl's packages to versions, "" if missing.
 
-    `driver_places` are the places
-    searched for OpenCL drivers, with the result. `withheld_cores` are faster cores that this
-    process may not use, because of its `cpuset`. `binding` is the OpenCL binding in use, or "".
+    `driver_places` are the places searched for OpenCL drivers, with the result. `withheld_cores`
+    are faster cores that this process may not use, because of its `cpuset`. `binding` is the
+    OpenCL binding in use, or "".
     """
 
     python: tuple[int, ...]

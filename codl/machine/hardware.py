@@ -137,7 +137,7 @@ class Home(NamedTuple):
 
 
 def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
-    name, speed = _named_speeds(cores, files)
+    name, speed = _speeds(cores, files)
     least = SPEEDS.get(name, 0.0) * max(speed.values(), default=0.0)
 
     def sharers(folder: str) -> str:
@@ -155,13 +155,8 @@ def _homes(cores: Sequence[int], files: SystemFiles) -> dict[int, Home]:
     return homes
 
 
-def speeds(cores: Sequence[int], files: SystemFiles = SYSTEM) -> dict[int, float]:
-    """Capacity or highest clock of each core; 1 for all if the machine reports neither."""
-    return _named_speeds(cores, files)[1]
-
-
-def _named_speeds(cores: Sequence[int], files: SystemFiles) -> tuple[str, dict[int, float]]:
-    """The speeds, and their file in `SPEEDS`; "" if the machine reports neither."""
+def _speeds(cores: Sequence[int], files: SystemFiles) -> tuple[str, dict[int, float]]:
+    """The file in `SPEEDS` with the cores' speeds, and these; "" and 1 if there is none."""
     for name in SPEEDS:
         numbers = {core: files.number(f"{CPU}/cpu{core}/{name}") for core in cores}
         known = {core: speed for core, speed in numbers.items() if speed is not None}
@@ -202,7 +197,7 @@ def _arm_part(files: SystemFiles, core: int) -> str:
 def withheld_cores(allowed: Collection[int], files: SystemFiles = SYSTEM) -> tuple[int, ...]:
     """Cores that a process may not use, and that are faster than one that it may use."""
     online = _listed_cores(files.text(f"{CPU}/online"))
-    speed = speeds(sorted({*online, *allowed}), files)
+    _, speed = _speeds(sorted({*online, *allowed}), files)
     slowest = min((speed[core] for core in allowed), default=0.0)
     others = online.difference(allowed)
     return tuple(sorted(core for core in others if ALIKE * speed[core] > slowest))

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -19,7 +19,6 @@ from codl.errors import (
     CodlError,
     CodlWarning,
     DeviceError,
-    InvalidFileError,
     MismatchError,
     UnknownNameError,
     UnsupportedError,
@@ -34,7 +33,8 @@ from codl.machine.hardware import CpuFacts, cpu_facts
 
 SUFFIX = ".local.yaml"
 #: Hints for a GPU's speed, and for its priority beside other programs.
-HINTS = ("default", "low", "normal", "high")
+Hint: TypeAlias = Literal["default", "low", "normal", "high"]
+HINTS: tuple[str, ...] = get_args(Hint)
 #: Work-items per core of a CPU device with launch limits, so that its launches can be split. As one
 #: work-item, convolutions of large networks take some ten milliseconds.
 CPU_SPLIT_FACTOR = 32
@@ -47,10 +47,9 @@ class Placement:
 
     `icd` names the driver as in `codl devices` (a wheel, or the system's ICD file). The threads of
     all CPU libraries run on `cpu_cores`, of which the first are neighbours. `cpu_threads` is their
-    number, 0 for one per core. Fewer threads than cores move among all cores, unless `cpu_pinned`,
-    measured as faster, gives them as many cores as threads. `gpu_cores` are the host cores of a CPU
-    device. `performance` and `priority` are of `HINTS`. Engines keep the `limits`, kernel
-    measurements do not.
+    number, 0 for one per core. Fewer threads than cores move among all cores, unless `cpu_pinned`
+    gives them as many cores as threads. `gpu_cores` are the host cores of a CPU
+    device. Engines keep the `limits`, kernel measurements do not.
     """
 
     icd: str
@@ -58,8 +57,8 @@ class Placement:
     gpu_cores: tuple[Core, ...] = ()
     cpu_threads: Core = 0
     cpu_pinned: bool | None = None
-    performance: str = "default"
-    priority: str = "default"
+    performance: Hint = "default"
+    priority: Hint = "default"
     limits: GpuLimits = UNLIMITED
 
     @property
@@ -193,10 +192,6 @@ def read(soc: Soc, soc_file: Path, *, is_here: bool = True) -> LocalSoc | None:
     if not path.is_file():
         return None
     placement = yaml_file.read(path, Placement)
-    for key in ("performance", "priority"):
-        if getattr(placement, key) not in HINTS:
-            reason = f"must be of {', '.join(HINTS)}, got {getattr(placement, key)!r}."
-            raise InvalidFileError(path, reason, where=key)
     try:
         if is_here:
             check_cores(placement)
@@ -312,8 +307,6 @@ def describe(
         raise UnknownNameError("element type", element, ELEMENT_NAMES)
     memory_types = memory_types or _default_memory_types(device)
     for memory in memory_types:
-        if memory not in MEMORY_TYPES:
-            raise UnknownNameError("memory type", memory, MEMORY_TYPES)
         if memory not in device.memory_types:
             names = ", ".join(device.memory_types)
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {names}.")
@@ -339,12 +332,14 @@ def place(device: ProbedDevice, cpu: CpuFacts, cpu_threads: int | None = None) -
     """Place both sides on a machine with `device`.
 
     Beside a GPU, the CPU side by default has a thread per fast core of one NUMA node, as threads
-    wait for the slowest. A CPU device gets the slower or farther half of the cores. Raises
-    `DeviceError` for a CPU device with one core, and `CodlError` for more threads than cores.
+    wait for the slowest; more threads get all cores. A CPU device gets the slower or farther half
+    of the cores. Raises `DeviceError` for a CPU device with one core, and `CodlError` for more
+    threads than cores.
     """
     cores = cpu.cores
     if device.type == "gpu":
-        usual, free = Placement(device.icd, cores[: cpu.near or None]), cores
+        usual = Placement(device.icd, cores[: cpu.near or None])
+        free = usual.cpu_cores if cpu_threads in range(1, usual.threads + 1) else cores
     elif len(cores) < 2:
         raise DeviceError(
             f"The OpenCL device {device.name!r} is a CPU, and of the cores only "

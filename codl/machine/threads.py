@@ -1,15 +1,14 @@
-"""Thread pinning, observation of threads' cores through Linux's /proc, and lanes for images."""
+"""Thread pinning, processor time of threads through Linux's /proc, and lanes for images."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock, RLock, Thread
@@ -23,8 +22,6 @@ from codl.errors import ForkError
 TASKS = Path("/proc/self/task")
 #: A process is idle if it uses less than this share of a sleep of `LOOK_S` seconds.
 IDLE_SHARE, LOOK_S = 0.2, 0.001
-#: Seconds between two observations of the threads' cores.
-OBSERVED_EACH_S = 0.005
 #: Cores that this process was started on, before any of its threads was pinned.
 INITIAL_CORES = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -53,6 +50,15 @@ def refused_cores(cores: Iterable[int]) -> list[int]:
 
 def thread_ids() -> set[int]:
     return {int(task.name) for task in TASKS.iterdir()}
+
+
+def used_ns() -> dict[int, int]:
+    """Nanoseconds of processor time of each thread of this process, by id."""
+    used = {}
+    for thread in thread_ids():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            used[thread] = int((TASKS / str(thread) / "schedstat").read_text().split()[0])
+    return used
 
 
 def pin(threads: Iterable[int], cores: Iterable[int]) -> None:
@@ -152,65 +158,6 @@ def wait_until_idle(limit_s: float = 0.5) -> bool:
     return False
 
 
-class CoreObserver:
-    """Counts the cores on which threads of this process work, and records these threads.
-
-    Each `sample` counts threads that have used processor time since the previous one.
-    """
-
-    def __init__(self, *, ignore: Iterable[int] = ()) -> None:
-        self._ignore = set(ignore)
-        self._ticks = {thread: ticks for thread, ticks, _ in self._look()}
-        self.cores: Counter[int] = Counter()
-        self.threads: set[int] = set()
-
-    def ignore(self, thread: int) -> None:
-        """Exclude a thread, such as the sampling one."""
-        self._ignore.add(thread)
-
-    def sample(self) -> None:
-        for thread, ticks, core in self._look():
-            if ticks > self._ticks.get(thread, 0):
-                self.cores[core] += 1
-                self.threads.add(thread)
-            self._ticks[thread] = ticks
-
-    def _look(self) -> Iterator[tuple[int, int, int]]:
-        """Thread id, nanoseconds of processor time, and last core of each thread."""
-        for thread in thread_ids() - self._ignore:
-            try:
-                stat = (TASKS / str(thread) / "stat").read_text()
-                used = (TASKS / str(thread) / "schedstat").read_text().split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            # Fields are counted after the name, which may contain spaces and brackets.
-            after = stat[stat.rindex(")") + 2 :].split()
-            yield thread, int(used), int(after[36])
-
-
-def observed_cores(
-    work: Callable[[], object], seconds: float, *, ignore: Iterable[int] = ()
-) -> tuple[int, ...]:
-    """Repeat `work` for `seconds`; returns the cores on which threads of this process worked."""
-    is_over, observer = threading.Event(), CoreObserver(ignore=ignore)
-
-    def watch() -> None:
-        observer.ignore(threading.get_native_id())
-        while not is_over.wait(OBSERVED_EACH_S):
-            observer.sample()
-
-    watcher = Thread(target=watch)
-    watcher.start()
-    try:
-        begin = perf_counter()
-        while perf_counter() - begin < seconds:
-            work()
-    finally:
-        is_over.set()
-        watcher.join()
-    return tuple(sorted(observer.cores))
-
-
 def one_blas_thread() -> AbstractContextManager[object]:
     """A context that keeps NumPy's linear algebra on the calling thread.
 
@@ -242,10 +189,6 @@ class ImageParallel:
         """One lane per image, at most one per thread."""
         count = max(1, min(images, threads))
         return cls(cores, count, threads // count)
-
-    def narrow(self, most: int) -> ImageParallel:
-        """The first lanes, at most `most`."""
-        return replace(self, count=min(self.count, most))
 
     def each(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
         """Results of `work` in order, from free lanes; the calling thread is the first lane."""

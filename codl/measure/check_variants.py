@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
 from codl.machine.cache import VariantBlocklist
-from codl.measure.budget import Budget, Progress, no_progress
+from codl.measure.budget import Budget
 from codl.measure.closeness import OF_HALVES, difference, tolerance
 from codl.measure.op_runner import operands
 from codl.runtime.opencl import OpenClDevice
@@ -205,25 +205,17 @@ def _output(session: Session, inputs: Sequence[Array]) -> Array:
     return session.outputs[pieces.OUTPUT]
 
 
-def check_all(
-    gpu: OpenClDevice,
-    tasks: Sequence[CheckTask],
-    *,
-    keep: Callable[[VariantCheck], object] = lambda checked: None,
-    checking: Callable[[CheckTask], object] = lambda task: None,
-    budget: Budget | None = None,
-    progress: Progress = no_progress,
-) -> CheckRun:
-    """Check tasks in a budget; `checking` receives each task at its start, `keep` its result."""
-    run, budget = CheckRun(), budget or Budget()
-    for task in budget.steps(tasks, progress):
-        checking(task)
+#: Callback for a check's progress: a task's index at its start, or its index and problem.
+Emit: TypeAlias = Callable[[Literal["begin", "done"], int, str | None], object]
+
+
+def check_all(gpu: OpenClDevice, tasks: Sequence[CheckTask], *, emit: Emit, budget: Budget) -> None:
+    """Check tasks in a budget."""
+    for index, task in enumerate(budget.steps(tasks)):
+        emit("begin", index, None)
         result = check(gpu, task)
         ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
         if task.variant.processor == "gpu" and ran:  # read by engines on this driver
             blocklist = VariantBlocklist(gpu.programs.identity)
             blocklist.note(task.name, to_text(task.op), is_wrong=result.is_wrong)
-        run.checked.append(result)
-        keep(result)
-    run.left = len(tasks) - len(run.checked)
-    return run
+        emit("done", index, result.problem)

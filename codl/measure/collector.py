@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from codl import files
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
@@ -22,7 +22,7 @@ from codl.kernels.tuning import Tuning
 from codl.machine.placement import require_local
 from codl.measure.budget import GRACE_S, Budget, Progress, no_progress
 from codl.measure.cool_down import CoolDown, low_battery
-from codl.measure.dataset import AnchorRow, Dataset, Row
+from codl.measure.dataset import Dataset, Row
 from codl.measure.drift import Anchors, by_processor, calibration
 from codl.measure.tasks import (
     NEVER_AGAIN,
@@ -34,9 +34,8 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import Rounds
 
-#: Reason of a collection's end: no task left, a limit (time, samples) reached, accuracy settled, or
-#: a low battery.
-Stopped = Literal["done", "budget", "samples", "settled", "battery"]
+#: Reason of a collection's end: no task left, a limit (time, samples) reached, or a low battery.
+Stopped = Literal["done", "budget", "samples", "battery"]
 #: Least remaining time for a batch, as a share of a batch's time.
 SHORTEST = 0.3
 #: Most repeats of a disturbed task.
@@ -79,15 +78,9 @@ class MeasuringTarget(Protocol):
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-class Chooser(Protocol):
-    """Interface of task selection, called before every batch with all rows on disk."""
-
-    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """The `missing` tasks in order; none if further rows would not improve accuracy.
-
-        `seconds` is the time since the collection began.
-        """
-        ...
+#: Order of missing tasks, called before every batch with all rows on disk and the seconds since
+#: the collection began.
+Chooser: TypeAlias = Callable[[Sequence[Task], float], Sequence[Task]]
 
 
 @dataclass(frozen=True)
@@ -117,9 +110,9 @@ class Collected:
 class Collection:
     """Measures tasks on a device, in a new run of the dataset.
 
-    The collection ends when all `tasks` are measured, after `budget_s` seconds or `samples` tasks,
-    or when the `chooser` returns none. Kernels use the choices of `tuning`. The clock of `cooling`
-    is the collection's. `environment` is recorded with the run.
+    The collection ends when all `tasks` are measured, or after `budget_s` seconds or `samples`
+    tasks. The `chooser` orders the tasks. Kernels use the choices of `tuning`. The clock of
+    `cooling` is the collection's. `environment` is recorded with the run.
 
     The rows of a batch are on disk before the next begins. A task that crashes two processes is a
     failed row. A device that is lost after it has measured is tried again for `PATIENCE_S` seconds.
@@ -141,7 +134,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         self._cooling = self.cooling or CoolDown(self.target.conditions)
-        self._anchors, self._batches = Anchors(), 0
+        self._anchors = Anchors()
         #: Disturbances of each task, and rows of disturbed tasks, written if they are not repeated.
         self._again: dict[Task, int] = {}
         self._held: dict[Task, Row] = {}
@@ -167,7 +160,8 @@ class Collection:
         self._budget = Budget(self.budget_s, self._cooling.clock)
         with files.locked(self.dataset.folder):
             self._origin = _origin(self.target, self.rounds)
-            self._open_manifest(resume=self.resume)
+            self._source = self._origin.get("source", "measured")
+            open_manifest(self.dataset, self.target.soc, self._source, resume=self.resume)
             self._writer = RowWriter(self.dataset)
             missing = [task for task in self.tasks if self._writer.lacks(task)]
             self._missing = missing[: self.samples]
@@ -200,9 +194,7 @@ class Collection:
             self._reason = low_battery(now)
             if self._reason:
                 return "battery"
-            tasks = self._chosen()
-            if not tasks:
-                return "settled"
+            tasks = self._ordered()
             if self._has_time():
                 self._cooling.wait(now, self._budget.left_s)
             if not self._has_time():
@@ -232,13 +224,10 @@ class Collection:
             self._begin_run(clock_mhz, now)
         return now
 
-    def _open_manifest(self, *, resume: bool) -> dict[str, Any]:
-        source = self._origin.get("source", "measured")
-        return open_manifest(self.dataset, self.target.soc, source, resume=resume)
-
     def _begin_run(self, clock_mhz: Mapping[str, float], now: Conditions) -> None:
         """Add a run to the manifest; raises `MismatchError` for another environment than before."""
-        manifest, soc, environment = self._open_manifest(resume=True), self.target.soc, None
+        soc, environment = self.target.soc, None
+        manifest = open_manifest(self.dataset, soc, self._source, resume=True)
         if self.environment is not None:
             environment = replace(self.environment, protocol=self._origin.get("protocol", {}))
             _check_alike(self.dataset, manifest["runs"], environment)
@@ -303,11 +292,11 @@ class Collection:
     def _has_time(self) -> bool:
         return self._budget.left_s > 0 and self._budget.left_s >= SHORTEST * self.rounds.span_s
 
-    def _chosen(self) -> Sequence[Task]:
-        """The missing tasks in order; none if the chooser has enough."""
+    def _ordered(self) -> Sequence[Task]:
+        """The missing tasks in order."""
         if self.chooser is None:
             return self._missing
-        chosen = self.chooser.choose(self._missing, self._budget.spent_s)
+        chosen = self.chooser(self._missing, self._budget.spent_s)
         return sorted(chosen, key=self._tries)
 
     def _record(self, result: BatchResult) -> None:
@@ -326,10 +315,7 @@ class Collection:
                 rows.append((task, row))
         if result.measurements:
             self._has_measured, self._away_since = True, None
-        if result.anchors:
-            self._batches += 1
-            self._anchors.add(result.anchors)
-            self._writer.write_anchors(result.anchors, self._batches)
+        self._anchors.add(result.anchors)
         self._writer.write(rows + self._crashed(result))
         self._calibrate_run()
         self._missing = sorted(filter(self._writer.lacks, self._missing), key=self._tries)
@@ -378,7 +364,6 @@ class RowWriter:
         tables = self.dataset.tables()
         for table in tables.values():
             table.repair()
-        self.dataset.anchors().repair()
         self._done = {name: _done(table.read()) for name, table in tables.items()}
 
     def lacks(self, task: Task) -> bool:
@@ -397,9 +382,6 @@ class RowWriter:
         for name, rows in new.items():
             self.dataset.table(name).append(*rows)
             self.rows += len(rows)
-
-    def write_anchors(self, rows: Sequence[AnchorRow], batch: int) -> None:
-        self.dataset.anchors().append(*(replace(row, batch=batch) for row in rows))
 
 
 def _done(rows: Sequence[Row]) -> set[Any]:

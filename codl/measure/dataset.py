@@ -37,14 +37,14 @@ from codl.measure import FOLDER as FOLDER
 RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]
 RowT = TypeVar("RowT", bound="Row")
-
-
 #: Separator of ops in the text of a chain.
 SEPARATOR = "; "
 #: Bytes read at a time.
 CHUNK = 1 << 20
 #: Largest valid latency: a day.
 MOST_MS = 24 * 3600 * 1000.0
+#: Columns with the conditions of a batch.
+CONDITIONS = ("temperature_c", "cpu_mhz", "gpu_mhz", "battery_percent", "throttled")
 #: Required keys of a manifest, and their types.
 MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
@@ -79,13 +79,7 @@ class Row:
     #: Columns with lists of ops or moves, which may be long.
     list_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns missing in older files, where their defaults apply.
-    later_fields: ClassVar[tuple[str, ...]] = (
-        "temperature_c",
-        "cpu_mhz",
-        "gpu_mhz",
-        "battery_percent",
-        "throttled",
-    )
+    later_fields: ClassVar[tuple[str, ...]] = CONDITIONS
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -94,14 +88,8 @@ class Row:
 
     def under(self: RowT, conditions: Conditions) -> RowT:
         """A copy of the row with the columns of these conditions."""
-        return replace(
-            self,
-            temperature_c=conditions.temperature_c,
-            cpu_mhz=conditions.cpu_mhz,
-            gpu_mhz=conditions.gpu_mhz,
-            battery_percent=conditions.battery_percent,
-            throttled=" ".join(conditions.throttled),
-        )
+        values = {name: getattr(conditions, name) for name in CONDITIONS}
+        return replace(self, **values | {"throttled": " ".join(conditions.throttled)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +133,6 @@ class SharingRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnchorRow(Row):
-    """An op repeated in every `batch` (from 1) of a run to track speed; no training data."""
-
-    op: str
-    processor: str
-    batch: int
-
-    key_fields: ClassVar[tuple[str, ...]] = ("run", "batch", "op", "processor")
-
-
-@dataclass(frozen=True, kw_only=True)
 class DispatchRow(Row):
     """`count` tiny kernels, timed from enqueueing to their end."""
 
@@ -177,19 +154,6 @@ class SignalRow(Row):
     gap_ms: float
 
     key_fields: ClassVar[tuple[str, ...]] = ("gap_ms",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchRow(Row):
-    """A batch of `images` of a one-image op; `single_ms` is the latency of one image."""
-
-    op: str
-    variant: str
-    processor: str
-    images: int
-    single_ms: float = 0.0
-
-    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant", "images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,10 +305,9 @@ ROW_TYPES: dict[str, type[Row]] = {
     "first_launch": SignalRow,
     "event_wait": SignalRow,
     "stage": StageRow,
-    "batch": BatchRow,
 }
 #: Obsolete tables of earlier versions, which are ignored; muLayer's had copies of other rows.
-FORMER_TABLES = re.compile("cold|contention|flag_wait|mulayer_.*")
+FORMER_TABLES = re.compile("batch|cold|contention|flag_wait|mulayer_.*")
 
 
 @dataclass(frozen=True)
@@ -375,10 +338,6 @@ class Dataset:
 
     def sharing(self) -> CsvTable[SharingRow]:
         return CsvTable(self.folder / "t_data_sharing.csv", SharingRow)
-
-    def anchors(self) -> CsvTable[AnchorRow]:
-        """The table of anchors, which is not among the training `tables`."""
-        return CsvTable(self.folder / "anchors.csv", AnchorRow)
 
     def table(self, name: str) -> CsvTable[Any]:
         """The table of a name, which may have no file yet, with its row type."""

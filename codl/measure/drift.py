@@ -18,7 +18,7 @@ from typing import Any
 from codl.ir import parse, to_text
 from codl.ir.records.statistic import level
 from codl.ir.types import PROCESSORS, Processor
-from codl.measure.dataset import AnchorRow, Dataset
+from codl.measure.dataset import Dataset
 from codl.measure.timing import ORDINARY, AnchorTime
 
 #: Anchor ops: two short ones that compute from the cache, and one bound by memory.
@@ -55,9 +55,9 @@ class Anchors:
 
     levels: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-    def add(self, batch: Sequence[AnchorRow]) -> None:
-        for row in batch:
-            self.levels.setdefault((row.op, row.processor), []).append(row.latency_ms)
+    def add(self, batch: Sequence[AnchorTime]) -> None:
+        for anchor in batch:
+            self.levels.setdefault((anchor.op, anchor.processor), []).append(anchor.latency_ms)
 
     @property
     def tolerance(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
-from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
+from codl.measure.extra_ops import block_ops, similar_ops
 from codl.measure.tasks import (
     SEED,
     ContextTask,
@@ -173,7 +173,9 @@ def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
     """All tasks of a scope, in an order of representative prefixes."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
     if scope.others:
-        tasks += other_tasks(attention_ops(BLOCKS) + conv_ops(BLOCKS), soc, exclude=tasks)
+        tasks += other_tasks(
+            block_ops("attention", BLOCKS) + block_ops("conv", BLOCKS), soc, exclude=tasks
+        )
     return mixed(context_tasks(scope.ops, soc), tasks)
 
 
@@ -190,7 +192,7 @@ def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
     if scope.others:
         attention = min(BLOCKS, round(ATTENTION * fits / TASKS_A_BLOCK))
         convolutions = min(BLOCKS, round(CONVOLUTIONS * fits / TASKS_A_CONV_BLOCK))
-        ops = attention_ops(attention) + conv_ops(convolutions)
+        ops = block_ops("attention", attention) + block_ops("conv", convolutions)
         unusual = other_tasks(ops, soc, exclude=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual

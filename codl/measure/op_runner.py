@@ -27,13 +27,10 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.machine.placement import LocalSoc
 from codl.measure.timing import Protocol, measure_together
-from codl.runtime.launch import BoundKernel
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session, host_session
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from codl.runtime.ncnn_net import NcnnSession
 
 SEED = 3
@@ -57,8 +54,8 @@ RANDOM = 65537
 class GpuWork:
     """The kernels of an op over their own tensors, enqueued back to back, as in a chain.
 
-    Default inputs are mostly zeros. A plan that is `adding` also computes the residual `add`. Each
-    kernel runs once at loading; raises `DeviceError` for a kernel that the device cannot run.
+    Default inputs are mostly zeros. Each kernel runs once at loading; raises `DeviceError` for a
+    kernel that the device cannot run.
     """
 
     def __init__(
@@ -68,33 +65,17 @@ class GpuWork:
         plan: KernelPlan,
         weights: Weights,
         inputs: Sequence[Array] | None = None,
-        add: Op | None = None,
     ) -> None:
         self._gpu = gpu
-        self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc, add=add), gpu)
+        self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
         self._kernels = self._session.kernels(pieces.WORK)
         if inputs is not None:
-            self.feed(inputs)
-
-    def feed(self, inputs: Sequence[Array]) -> None:
-        """Set the inputs of all later runs, and run once."""
-        for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
-            np.copyto(self._session.inputs[name], value)
-        self._session.run()
-
-    def scratch(self) -> list[cl.MemoryObject]:
-        """The kernels' scratch buffers: device memory without tensors."""
-        executable = self._session.executable
-        held = {tensor.buffer for tensor in executable.tensors}
-        numbers = set(range(len(executable.buffers))) - held
-        return [self._session.device_memory(number) for number in sorted(numbers)]
+            for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+                np.copyto(self._session.inputs[name], value)
+            self._session.run()
 
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
-
-    @property
-    def kernels(self) -> tuple[BoundKernel, ...]:
-        return tuple(self._kernels)
 
     def output(self) -> Array:
         """The output of the last run, shaped (images, channels, rows, columns)."""

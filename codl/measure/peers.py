@@ -132,10 +132,12 @@ class OpenVino:
         self._request.infer()
 
     def outputs(self) -> Tensors:
-        return {
-            output.any_name: self._request.get_tensor(output).data.copy()
-            for output in self._request.model_outputs
-        }
+        return _openvino_outputs(self._request)
+
+
+def _openvino_outputs(request: Any) -> Tensors:
+    outputs = request.model_outputs
+    return {output.any_name: request.get_tensor(output).data.copy() for output in outputs}
 
 
 def _openvino_model(job: PeerJob, **options: Any) -> Any:
@@ -177,11 +179,7 @@ class OpenVinoThroughput:
         self._queue.wait_all()
 
     def outputs(self) -> Tensors:
-        request = self._queue[0]
-        return {
-            output.any_name: request.get_tensor(output).data.copy()
-            for output in request.model_outputs
-        }
+        return _openvino_outputs(self._queue[0])
 
 
 class Mnn:

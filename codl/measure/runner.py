@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import mean
 from typing import Protocol
@@ -24,7 +24,7 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.machine.examination import memory_of
 from codl.measure import timing
-from codl.measure.dataset import AnchorRow, Row, SharingRow, StageRow
+from codl.measure.dataset import Row, SharingRow, StageRow
 from codl.measure.drift import OPS, Drift
 from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, SignalTimer, Timer, filled
 from codl.measure.op_runner import CpuWork, Work, default_work, work_of
@@ -44,7 +44,7 @@ from codl.measure.tasks import (
     op_tasks,
     processors_of,
 )
-from codl.measure.timing import WHOLE, Rounds, Samples, Timed, by_clock
+from codl.measure.timing import WHOLE, AnchorTime, Rounds, Samples, Timed, by_clock
 from codl.runtime.opencl import OpenClDevice
 
 
@@ -62,6 +62,11 @@ class Prepared:
         """The key of an anchor: its op as text, and its processor."""
         assert isinstance(self.task, OpTask)
         return to_text(self.task.op), self.task.processor
+
+    @property
+    def anchor_time(self) -> AnchorTime:
+        """The latency of an anchor by the samples so far."""
+        return AnchorTime(*self.anchor, 1e3 * level(self.timed.taken_s[WHOLE]))
 
     def row(self, drift: float = 1.0) -> Row:
         """The row of the samples so far, divided by `drift`; a failed row for invalid samples."""
@@ -207,10 +212,10 @@ class BatchRunner:
     def _anchors(self) -> list[Prepared]:
         return self._bench.anchors()
 
-    def measure(self, batch: MeasureBatch, emit: Emit) -> tuple[tuple[AnchorRow, ...], Conditions]:
+    def measure(self, batch: MeasureBatch, emit: Emit) -> tuple[tuple[AnchorTime, ...], Conditions]:
         """Build the first tasks and time them in turns, within the batch's or the remaining time.
 
-        `emit` receives each measurement. Returns the rows of the anchors and the last conditions.
+        `emit` receives each measurement. Returns the anchors and the last conditions.
         """
         # Compiling, building and measuring get equal times.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
@@ -236,8 +241,7 @@ class BatchRunner:
             is_disturbed = self._is_disturbed(batch, [item])
             row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
             emit("done", index, Measurement(item.task, row.under(meanwhile), is_disturbed))
-        anchors = tuple(anchor_row(anchor).under(meanwhile) for anchor in self._anchors)
-        return anchors, readings[-1]
+        return tuple(anchor.anchor_time for anchor in self._anchors), readings[-1]
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
         """Whether anchors of the tasks' processors scatter beyond the tolerance."""
@@ -249,9 +253,9 @@ class BatchRunner:
         """The drift of a processor by the samples so far; no drift without a reference."""
         factors = []
         for anchor in self._anchors:
-            (op, side), reference_ms = anchor.anchor, batch.reference_ms
-            if side == processor and (op, side) in reference_ms:
-                factors.append(1e3 * level(anchor.timed.taken_s[WHOLE]) / reference_ms[op, side])
+            reference_ms = batch.reference_ms.get(anchor.anchor)
+            if anchor.anchor[1] == processor and reference_ms is not None:
+                factors.append(anchor.anchor_time.latency_ms / reference_ms)
         return Drift.of(factors)
 
     def _drift(self, batch: MeasureBatch, task: Task) -> float:
@@ -289,13 +293,6 @@ class BatchRunner:
                 is_any_done = True
                 emit("done", index, Measurement(task, built.under(self._read())))
         return prepared
-
-
-def anchor_row(anchor: Prepared) -> AnchorRow:
-    """The row of an anchor's samples so far; the collector sets its `batch`."""
-    row, (op, processor) = anchor.row(), anchor.anchor
-    common = {field.name: getattr(row, field.name) for field in fields(Row)}
-    return AnchorRow(op=op, processor=processor, batch=0, **common)
 
 
 def _bytes(task: Task) -> int:

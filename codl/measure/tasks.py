@@ -23,7 +23,6 @@ from codl.kernels.tuning import Tuning
 from codl.measure import SHARES as SHARES
 from codl.measure.dataset import (
     SEPARATOR,
-    AnchorRow,
     DispatchRow,
     OpRow,
     Row,
@@ -31,7 +30,7 @@ from codl.measure.dataset import (
     SignalRow,
     StageRow,
 )
-from codl.measure.timing import Rounds
+from codl.measure.timing import AnchorTime, Rounds
 
 #: Shares under a budget: further ops teach a predictor more than further shares.
 FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
@@ -187,7 +186,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Rows of tasks, rows of anchors, and the last conditions.
+    """Rows of tasks, latencies of anchors, and the last conditions.
 
     `lost` is a sentence about the measuring process's early end, else "". After an early end,
     `measurements` are the rows received before, and `suspects` the possible causes: the task being
@@ -196,7 +195,7 @@ class BatchResult:
     """
 
     measurements: tuple[Measurement, ...]
-    anchors: tuple[AnchorRow, ...]
+    anchors: tuple[AnchorTime, ...]
     lost: str = ""
     suspects: tuple[Task, ...] = ()
     has_hung: bool = False

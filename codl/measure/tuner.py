@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from codl.kernels.base import Choice
 from codl.kernels.kernel import Kernel
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
-from codl.measure.budget import Budget, Progress, no_progress
+from codl.measure.budget import Budget
 from codl.measure.closeness import difference, tolerance
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.tasks import OpTask, make_tasks
@@ -91,7 +91,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class TuneRun:
-    """Outcome of `tune`: new `results` and `failures`, earlier (`known`) ones, the count `left`."""
+    """Outcome of a tuning: new `results`, earlier (`known`) ones, `failures`, the count `left`."""
 
     results: tuple[Tuned, ...] = ()
     known: tuple[Tuned, ...] = ()
@@ -136,45 +136,29 @@ def _end(status: str, reason: str, trials: tuple[Trial, ...]) -> dict[str, Any]:
     return {"status": status, "reason": reason, **counts}
 
 
+#: Callback for a search's progress: a task's index at its start, its index and outcome.
+Emit: TypeAlias = Callable[[Literal["begin", "done"], int, Tuned | Failure | None], object]
+
+
 def tune(
     gpu: OpenClDevice,
     tasks: Sequence[TuneTask],
-    tuning: Tuning = Tuning(),
+    begun: Sequence[Tuned] = (),
     *,
-    keep: Callable[[Tuned], object] = lambda result: None,
-    searching: Callable[[TuneTask], object] = lambda task: None,
+    emit: Emit = lambda *event: None,
     budget: Budget | None = None,
-    progress: Progress = no_progress,
-) -> TuneRun:
-    """Search all tasks without a complete result in `tuning`.
+) -> None:
+    """Search tasks, each from its trials in `begun`.
 
-    `searching` receives each task at its start, and `keep` its result. Tasks share the remaining
-    budget equally. Raises `MismatchError` for a driver other than the SoC file's.
+    Tasks share the remaining budget equally. Raises `MismatchError` for a driver other than the
+    SoC file's.
     """
-    soc, budget = gpu.soc, budget or Budget()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    results_before = [(task, tuning.find(task.variant, task.op, soc)) for task in tasks]
-    missing = [
-        (task, before) for task, before in results_before if not (before and before.complete)
-    ]
-    results: list[Tuned] = []
-    failures: list[Failure] = []
-    for (task, before), share in budget.shared(missing, progress):
-        searching(task)
-        outcome = Search(gpu, task, share, before.trials if before else ()).run()
-        if isinstance(outcome, Tuned):
-            results.append(outcome)
-            keep(outcome)
-        else:
-            failures.append(outcome)
-    return TuneRun(
-        results=tuple(results),
-        known=done_before(tasks, tuning, soc),
-        failures=tuple(failures),
-        left=len(missing) - len(results) - len(failures),
-        seconds=budget.spent_s,
-    )
+    before, budget = {result.key: result.trials for result in begun}, budget or Budget()
+    for index, (task, share) in enumerate(budget.shared(tasks)):
+        emit("begin", index, None)
+        emit("done", index, Search(gpu, task, share, before.get(task.key, ())).run())
 
 
 def cut_short(

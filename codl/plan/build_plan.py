@@ -286,13 +286,6 @@ def with_fallbacks(network: Network, plan: Plan, fallbacks: Sequence[OpFallback]
     )
 
 
-def for_soc(network: Network, fallbacks: Iterable[OpFallback]) -> tuple[OpFallback, ...]:
-    """The fallbacks of a plan in the form of a SoC file: by op text, without duplicates."""
-    texts = {layer.name: to_text(layer.op) for layer in network.layers}
-    named = (replace(fallback, op=texts[fallback.op]) for fallback in fallbacks)
-    return tuple({(each.op, each.processor, each.variant): each for each in named}.values())
-
-
 def _changed(chain: Chain, layers: Sequence[Layer], by_layer: ByLayer) -> Iterator[Chain]:
     """The chain with fallbacks, split at layers that go to the other processor."""
 

@@ -5,8 +5,7 @@ each kernel variant, of a transfer by its parts, of packing, and of enqueueing k
 are cached and predicted in batches.
 
 Predictors are trained on ops that run repeatedly by themselves. Inside a network an op takes longer
-(`codl.predict.in_network_cost`), a batch may be computed at once, and the runs of earlier plans may
-correct predictions.
+(`codl.predict.in_network_cost`), and the runs of earlier plans may correct predictions.
 
 A processor's wait for the other one is measured in three ways, and counted once. `dispatch` rows
 contain a first launch and a wait at each count of launches, so only differences between counts are
@@ -37,7 +36,6 @@ from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.tuning import Tuning
 from codl.predict.features import (
-    Batch,
     EventWait,
     FirstLaunch,
     Gap,
@@ -318,8 +316,7 @@ class CostModel:
         together = np.array([variant.takes_batch for variant in variants])
         images = np.array([op.images for op in ops], np.float64)[places]
         at_once = np.where(together, images, 1.0)
-        single = [op for columns in rows.values() for op in columns]
-        taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
+        taken_ms = images * alone_ms
         # In a batch, only the first image reads the weights from memory.
         # All ops of a target, and all targets of a library, share one set of costs.
         counts = [len(request.places) for request in asked.values()]
@@ -349,28 +346,6 @@ class CostModel:
         pairs = list(zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True))
         ends = accumulate((len(request.places) for request in asked.values()), initial=0)
         return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
-
-    def _batch_ms(
-        self,
-        single: Sequence[Op],
-        single_ms: Milliseconds,
-        images: NDArray[np.float64],
-        processor: Processor,
-    ) -> Milliseconds:
-        """Milliseconds of `images` of each op at once, where one image takes `single_ms`; (ops).
-
-        The result is between one image's time and `images` times that, which is also the estimate
-        where no batches were measured.
-        """
-        taken_ms = np.asarray(images * single_ms, np.float64)
-        target, many = f"batch_{processor}", np.flatnonzero(images > 1)
-        if many.size and target in self._targets:
-            items = [
-                Batch(single[at], float(single_ms[at]), int(images[at])) for at in many.tolist()
-            ]
-            together = self.predictors.latency_ms(target, items)
-            taken_ms[many] = np.clip(together, single_ms[many], taken_ms[many])
-        return taken_ms
 
     # Data sharing.
 
@@ -469,12 +444,7 @@ class CostModel:
         return np.array([self.packing_ms((way, shape)) for shape in shapes], np.float64)
 
     def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The number of successive calls of a net for `images`: each thread computes one image.
-
-        Measured batches are of one call.
-        """
-        if "batch_cpu" in self._targets:
-            return np.ones_like(images)
+        """The number of successive calls of a net for `images`: each thread computes one image."""
         return np.maximum(1.0, images / self.soc.cpu.threads)
 
 

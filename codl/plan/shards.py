@@ -23,7 +23,6 @@ import numpy as np
 
 from codl.ir import Layer, Network, Op
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.plan import those_of
 from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, STORAGES, Storage
 from codl.kernels import registry
@@ -316,9 +315,8 @@ def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: 
     planned: list[tuple[int, Layer, bool, bool]] = []
     for at, (layer, variant) in enumerate(zip(layers, variants, strict=True)):
         if variant is not None:
-            wrong = {fallback.variant for fallback in those_of(soc.fallbacks, layer.op, "gpu")}
             is_planar = variant.storage is not None and variant.storage.layout == "planar"
-            goes_planar = variant.planar_fallback not in (None, *wrong)
+            goes_planar = variant.planar_fallback is not None
             planned.append((at, layer, is_planar, goes_planar))
     wanted: dict[str, bool] = {}
     for _, layer, is_planar, goes_planar in reversed(planned):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -19,10 +20,10 @@ from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import ESTIMATORS, features, training_set
+from codl.predict.estimators.numerics import farthest_points
 from codl.predict.features import Item
-from codl.predict.training_set import Samples, TrainingRows, percent, shape_folds
+from codl.predict.training_set import Samples, TrainingRows, accuracy, shape_folds
 
-T = TypeVar("T")
 Values: TypeAlias = NDArray[np.float64]
 #: The evaluated predictor.
 ESTIMATOR = "codl"
@@ -54,41 +55,13 @@ def farthest_first(measured: Values, candidates: Values) -> list[int]:
     away = np.full(len(new), np.inf)
     for row in old:
         np.minimum(away, ((new - row) ** 2).sum(1), out=away)
-    order, left = [], np.ones(len(new), bool)
-    for _ in range(len(new)):
-        at = int(np.argmax(np.where(left, away, -1.0)))
-        order.append(at)
-        left[at] = False
-        np.minimum(away, ((new - new[at]) ** 2).sum(1), out=away)
-    return order
+    order = farthest_points(new, len(new), away)
+    return order + sorted(set(range(len(new))) - set(order))  # equal ones last
 
 
-def in_turns(streams: Iterable[Iterable[T]]) -> Iterator[T]:
+def in_turns(streams: Iterable[Iterable[Task]]) -> list[Task]:
     """Round-robin over streams: the first of each, the second of each, and so on."""
-    running = [iter(stream) for stream in streams]
-    while running:
-        still = []
-        for stream in running:
-            for value in stream:
-                yield value
-                still.append(stream)
-                break
-        running = still
-
-
-@dataclass(frozen=True)
-class LearningPoint:
-    """Accuracy in percent on held-out shapes; None with too few shapes.
-
-    It covers the `tested` rows of `rows` that are in random order (`is_random`).
-    """
-
-    target: str
-    rows: int
-    tested: int = 0
-    acc10: float | None = None
-    acc5: float | None = None
-    mape: float | None = None
+    return [task for turn in zip_longest(*streams) for task in turn if task is not None]
 
 
 @dataclass
@@ -126,13 +99,27 @@ class ActiveLearner:
         )
 
     def expected(self) -> dict[str, Any] | None:
-        """The accuracy of each target but context terms; None without rows."""
+        """The accuracy of each target but context terms on held-out shapes; None without rows.
+
+        It covers the `tested` rows of `rows` that are in random order (`is_random`).
+        """
+        targets = []
         with threadpool_limits(1, user_api="blas"):
-            points = [_held_out(samples, self._rows(samples)) for samples in self._samples()]
-        if not points:
-            return None
-        targets = [asdict(point) for point in sorted(points, key=lambda point: point.target)]
-        return {"predictor": ESTIMATOR, "targets": targets}
+            for samples in sorted(self._samples(), key=lambda samples: samples.target):
+                tested = np.array([is_random(item) for item in samples.items])
+                folds = shape_folds(samples.groups) if tested.any() else []
+                found = accuracy(ESTIMATORS[ESTIMATOR], self._rows(samples), folds, tested)
+                targets.append(
+                    {
+                        "target": samples.target,
+                        "rows": len(samples.samples),
+                        "tested": found.n_test,
+                        "acc10": found.acc10,
+                        "acc5": found.acc5,
+                        "mape": found.mape,
+                    }
+                )
+        return {"predictor": ESTIMATOR, "targets": targets} if targets else None
 
     def _samples(self) -> list[Samples]:
         try:
@@ -147,20 +134,20 @@ class ActiveLearner:
     def _ordered(self, missing: Sequence[Task]) -> list[Task]:
         """Chosen and given-order tasks in turns."""
         measured = {samples.target: samples for samples in self._samples()}
-        chosen: dict[str, list[Task]] = {}
+        chosen: dict[str, list[tuple[Task, Item]]] = {}
         others: list[Task] = []
         for task in missing:
-            target = _target(task)
-            if target in measured and not is_random(_item(task)):
-                chosen.setdefault(target, []).append(task)
+            target, item = _subject(task) or ("", None)
+            if item is not None and target in measured and not is_random(item):
+                chosen.setdefault(target, []).append((task, item))
             else:
                 others.append(task)
         ranked = []
         for target, tasks in chosen.items():
-            candidates = self._features(target, [_item(task) for task in tasks])
+            candidates = self._features(target, [item for _, item in tasks])
             order = farthest_first(self._rows(measured[target]).values, candidates)
-            ranked.append([tasks[at] for at in order])
-        return list(in_turns([others, in_turns(ranked)]))
+            ranked.append([tasks[at][0] for at in order])
+        return in_turns([others, in_turns(ranked)])
 
     def _features(self, target: str, items: Sequence[Item]) -> Values:
         feature_set = ESTIMATORS[ESTIMATOR].feature_set
@@ -174,37 +161,10 @@ def _is_learned(samples: Samples) -> bool:
     return any(isinstance(sample.item, Op | Shape) for sample in samples.samples[:1])
 
 
-def _target(task: Task) -> str | None:
+def _subject(task: Task) -> tuple[str, Item] | None:
+    """The target and the item of a task; None for a context term or a stage."""
     if isinstance(task, OpTask):
-        return task.tables[0]
+        return task.tables[0], task.part
     if isinstance(task, SharingTask):
-        return features.sharing_target(task.direction, task.storage)
+        return features.sharing_target(task.direction, task.storage), task.shape
     return None
-
-
-def _item(task: Task) -> Item:
-    if isinstance(task, OpTask):
-        return task.part
-    assert isinstance(task, SharingTask)
-    return task.shape
-
-
-def _held_out(samples: Samples, rows: TrainingRows) -> LearningPoint:
-    """Accuracy on held-out shapes, over the rows in random order."""
-    folds, count = shape_folds(samples.groups), len(samples.samples)
-    tested = np.array([is_random(item) for item in samples.items])
-    if not folds or not tested.any():
-        return LearningPoint(samples.target, count)
-    predicted = np.zeros(count)
-    for fold in folds:
-        fitted = rows.fit(ESTIMATORS[ESTIMATOR], fold.train)
-        predicted[fold.test] = fitted.predict(rows.values[fold.test], runs=rows.runs_at(fold.test))
-    error = (np.abs(predicted - rows.latency_ms) / rows.latency_ms)[tested]
-    return LearningPoint(
-        samples.target,
-        count,
-        len(error),
-        acc10=percent(error <= 0.10),
-        acc5=percent(error <= 0.05),
-        mape=percent(error),
-    )

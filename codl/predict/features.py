@@ -2,7 +2,7 @@
 
 A target is a unit of prediction with its own estimator: a kernel variant, such as
 `conv2d_cpu_gemm` or `pooling_gpu_direct_max`; for muLayer an op kind on a processor, such as
-`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches, signals or batches
+`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches or signals
 around ops. `codl.predict.in_network_cost` has the other costs of an op inside a network. Training
 and planning both call `table`.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.ir import Op, Shape, parse, to_text
-from codl.ir.columns import Column, ColumnsByType, FeatureColumns, ceil_div, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
 from codl.ir.records.soc import Soc
 from codl.ir.types import (
     BLOCKED,
@@ -95,47 +95,10 @@ class EventWait(Gap):
     kind: ClassVar[str] = "event_wait"
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A batch of `images` through an op whose latency for one image is `single_ms`."""
-
-    op: Op
-    single_ms: float
-    images: int
-
-    kind: ClassVar[str] = "batch"
-
-    def __str__(self) -> str:
-        return f"{to_text(self.op)} single_ms={self.single_ms!r} images={self.images}"
-
-    @classmethod
-    def read(cls, text: str) -> Batch:
-        op, *numbers = text.rsplit(" ", 2)
-        single_ms, images = _numbers(" ".join(numbers), "single_ms", "images")
-        return cls(parse(op), single_ms, int(images))
-
-    @staticmethod
-    def columns(items: Sequence[Batch]) -> FeatureColumns:
-        """Columns: latency of one image, and the batch's total latency, bytes and FLOPs."""
-        ops = [item.op for item in items]
-        inputs, weights, output, _ = ColumnsByType(ops).amounts
-        images = np.array([item.images for item in items], np.float64)
-        single_ms = np.array([item.single_ms for item in items])
-        return {
-            "single_ms": single_ms,
-            "all_ms": images * single_ms,
-            "moved_bytes": 4 * images * (inputs + output),
-            "weight_bytes": 4 * weights,
-            "flops": images * np.array([op.flops for op in ops], np.float64),
-        }
-
-
-SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
 #: Classes of context items by kind.
-KINDS: tuple[type[Any], ...] = (Launches, Batch, *SIGNALS.values())
+CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, FirstLaunch, EventWait)}
 #: Targets in files of earlier versions of codl, ignored on reading.
-FORMER_TARGETS = ("flag_wait_cpu",)
-CONTEXT: dict[str, type[Any]] = {cls.kind: cls for cls in KINDS}
+FORMER_TARGETS = ("batch_cpu", "batch_gpu", "flag_wait_cpu")
 
 
 def _numbers(text: str, *names: str) -> list[float]:
@@ -155,7 +118,7 @@ def _numbers(text: str, *names: str) -> list[float]:
 #: `flops`: muLayer's features. `variant`: analytical features of a kernel variant.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: Subject of a predicted latency: a part of an op, the shape of a shared region, or a context item.
-Item: TypeAlias = Op | Shape | Launches | Gap | Batch
+Item: TypeAlias = Op | Shape | Launches | Gap
 
 #: Directions of data sharing; `store` unpacks a result of the CPU's net for the other processor.
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -210,7 +173,7 @@ def is_sharing(target: str) -> bool:
 
 
 def kind_of(target: str) -> str | None:
-    """The kind of context item of a target such as `batch_cpu`; None for other targets."""
+    """The kind of context item of a target such as `dispatch_gpu`; None for other targets."""
     kind, _, processor = target.rpartition("_")
     return kind if kind in CONTEXT and processor in PROCESSORS else None
 
@@ -247,15 +210,6 @@ def read(target: str, text: str) -> Item:
     return shape
 
 
-def targets_of(item: Item) -> tuple[str, ...]:
-    if isinstance(item, Shape):
-        return tuple(_sharing_targets())
-    if not isinstance(item, Op):
-        return tuple(f"{item.kind}_{processor}" for processor in PROCESSORS)
-    of_variants = [registry.target(v, item) for v in registry.known_to(item)]
-    return (*of_variants, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
-
-
 def variant_of(target: str, op: Op) -> Variant:
     """The kernel variant of a target for `op`.
 
@@ -277,33 +231,28 @@ def table(
     """The features (items, features) of one target's items (at least one), with tuned kernels.
 
     Raises `UnknownNameError` for a target that does not predict the items, and `MismatchError` for
-    items of another type, feature names that differ between items, or an infinite feature.
+    feature names that differ between items, or an infinite feature.
     """
+    some: Any = items
     if kind := kind_of(target):
-        item_type = CONTEXT[kind]
-        _refuse_others(target, items, item_type, item_type.__name__)
-        features = _of_columns(item_type.columns(items), len(items))
+        features = _of_columns(CONTEXT[kind].columns(some), len(items))
     elif is_sharing(target):
-        shapes: Any = items
-        _refuse_others(target, items, Shape, "a shape")
         if target not in _sharing_targets():
             raise UnknownNameError("target of a shape", target, _sharing_targets())
         if feature_set == "flops":
-            columns: FeatureColumns = {"bytes": np.array([float(x.bytes) for x in shapes])}
+            columns: FeatureColumns = {"bytes": np.array([float(shape.bytes) for shape in some])}
         else:
-            columns = _sharing_columns(shapes, *_sharing_targets()[target], soc)
-        features = _of_columns(columns, len(shapes))
+            columns = _sharing_columns(some, *_sharing_targets()[target], soc)
+        features = _of_columns(columns, len(items))
+    elif feature_set == "variant":
+        features = _by_variant(target, some, soc, tuning)
     else:
-        ops: Any = items
-        _refuse_others(target, items, Op, "an op")
-        if feature_set == "variant":
-            features = _by_variant(target, ops, soc, tuning)
-        else:
-            for op in _of_each_kind(ops):
-                if target not in targets_of(op):
-                    raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
-            columns = type(ops[0]).size_columns.of(ops).mulayer_features
-            features = _of_columns(columns, len(ops))
+        for op in _of_each_kind(some):
+            by_kind = [mulayer_target(op.kind, processor) for processor in PROCESSORS]
+            if target not in by_kind and (is_mulayer(target) or not variant_of(target, op)):
+                raise UnknownNameError(f"target of a {op.kind}", target, by_kind)
+        columns = type(some[0]).size_columns.of(some).mulayer_features
+        features = _of_columns(columns, len(items))
     for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
         raise MismatchError(
             f"The feature {features.names[column]} of {target} must be finite, got "
@@ -319,28 +268,21 @@ def _of_columns(columns: FeatureColumns, count: int) -> FeatureTable:
     return FeatureTable(tuple(columns), values)
 
 
-def _of_rows(
-    target: str, items: Sequence[Item], rows: Sequence[Mapping[str, float]]
-) -> FeatureTable:
-    names = tuple(rows[0])
-    for item, row in zip(items, rows, strict=True):
-        if tuple(row) != names:
-            raise MismatchError(
-                f"{target} has the features {', '.join(row)} for {write(item)} but "
-                f"{', '.join(names)} for {write(items[0])}: a target has the same for every op."
-            )
-    return FeatureTable(names, np.array([list(row.values()) for row in rows], np.float64))
-
-
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if variant.op_columns is not None:
-        of_variant = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
+        columns = tuning.feature_columns(variant, ops, soc)
     else:
-        of_variant = _of_rows(target, ops, [tuning.features(variant, op, soc) for op in ops])
+        rows = [tuning.features(variant, op, soc) for op in ops]
+        for op, row in zip(ops, rows, strict=True):
+            if tuple(row) != tuple(rows[0]):
+                raise MismatchError(
+                    f"{target} has the features {', '.join(row)} for {write(op)} but "
+                    f"{', '.join(rows[0])} for {write(ops[0])}: a target has the same for every op."
+                )
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     # The variant's own features, and the activation, which all variants compute alike.
-    values = np.column_stack([of_variant.values, exponentials(ops)])
-    return FeatureTable((*of_variant.names, ACTIVATION), values)
+    return _of_columns({**columns, ACTIVATION: exponentials(ops)}, len(ops))
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
@@ -350,41 +292,23 @@ def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
     return list({(op.kind, op.flavor): op for op in ops}.values())
 
 
-def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: str) -> None:
-    """Raise `MismatchError` unless every item is of type `wanted`; checks each type once."""
-    if not all(issubclass(kind, wanted) for kind in set(map(type, items))):
-        other = next(item for item in items if not isinstance(item, wanted))
-        raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
-
-
-@dataclass(frozen=True)
-class ShapeColumns:
-    """Shapes as columns: images, channels, rows and columns."""
+class Sizes(NamedTuple):
+    """Sizes of shapes as columns."""
 
     images: Column
     channels: Column
-    rows: Column
-    columns: Column
-
-    @classmethod
-    def of(cls, shapes: Sequence[Shape]) -> ShapeColumns:
-        sizes = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
-        return cls(*np.ascontiguousarray(sizes.reshape(-1, 4).T))
-
-    @cached_property
-    def pixels(self) -> Column:
-        return self.rows * self.columns
-
-    @cached_property
-    def bytes(self) -> Column:
-        return 4.0 * self.images * self.channels * self.pixels
+    pixels: Column
+    bytes: Column
 
 
 def _sharing_columns(
     shapes: Sequence[Shape], direction: Direction, storage: Storage, soc: Soc
 ) -> FeatureColumns:
     """Features of regions to share; names depend on the direction alone."""
-    sizes = ShapeColumns.of(shapes)
+    flat = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
+    images, channels, rows, columns = np.ascontiguousarray(flat.reshape(-1, 4).T)
+    pixels = rows * columns
+    sizes = Sizes(images, channels, pixels, 4.0 * images * channels * pixels)
     if direction.endswith("_openvino"):
         return _transposed(sizes, soc)
     if direction.startswith(("load", "store")):
@@ -392,7 +316,7 @@ def _sharing_columns(
     return _transform(sizes, storage, soc)
 
 
-def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
+def _packing(sizes: Sizes, soc: Soc) -> FeatureColumns:
     """Features of packing to ncnn's layout: 16, 8, 4 or 1 interleaved channels, by divisibility."""
     widest = soc.cpu.simd_floats
     vectors = packed_vectors(sizes.channels, widest)
@@ -409,7 +333,7 @@ def _packing(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
+def _transposed(sizes: Sizes, soc: Soc) -> FeatureColumns:
     """Features of a transposition between channels first and channels last (OpenVINO)."""
     return {
         "channels": sizes.images * sizes.channels,
@@ -418,7 +342,7 @@ def _transposed(sizes: ShapeColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def _transform(sizes: ShapeColumns, storage: Storage, soc: Soc) -> FeatureColumns:
+def _transform(sizes: Sizes, storage: Storage, soc: Soc) -> FeatureColumns:
     """Features of a copy through shared memory and a kernel between planar and GPU layout.
 
     The kernel transposes chunks of as many pixels as a block has channels; images with fewer

@@ -24,10 +24,9 @@ from codl.ir.records.results import Amount
 from codl.ir.records.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
-from codl.kernels.base import LIBRARIES, Variant
+from codl.kernels.base import Variant
 from codl.kernels.tiling import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
-from codl.lower.partition import loading, storing
 from codl.measure.dataset import SEPARATOR, Dataset, StageRow
 from codl.predict import features
 
@@ -37,7 +36,7 @@ FEWEST = 12
 REFITS, NEAR = 40, 0.003
 #: Directions of packing and unpacking, by name.
 PACKING: Mapping[str, Direction] = {
-    way(library): way(library) for way in (loading, storing) for library in LIBRARIES
+    way: way for way in features.DIRECTIONS if way.startswith(("load", "store"))
 }
 
 
@@ -145,50 +144,35 @@ def fitted(
     With fewer stages of ncnn, `cpu` is fitted to all CPU stages. `tuning` is that of the measured
     kernels. Raises `InvalidFileError` for a row with an unreadable op or shape.
     """
+    table, slower = dataset.table("stage"), dataset.calibration()
+    rows = [row for row in table.read() if row.status == "ok"]
     costs: dict[Owner, InNetworkCost] = {}
     for side in PROCESSORS:
-        all_of_side = shards(soc, dataset, predictors, side, tuning)
+        try:
+            works = _works(rows, side, predictors, soc, tuning)
+            every = [
+                _shard(row, side, works, predictors, slower.get(row.run, {}).get(side, 1.0))
+                for row in rows
+            ]
+        except CodlError as error:
+            raise InvalidFileError(table.path, str(error)) from error
+        shards = [shard for shard in every if shard is not None]
         owners: tuple[Owner, ...] = ("cpu", *OTHERS) if side == "cpu" else (side,)
         for owner in owners:
-            mine = [shard for shard in all_of_side if shard.owner == owner]
+            mine = [shard for shard in shards if shard.owner == owner]
             if owner == side and len(mine) < FEWEST:
-                mine = all_of_side
+                mine = shards
             if len(mine) >= FEWEST:
-                costs[owner] = InNetworkCost(*fit(mine))
+                costs[owner] = InNetworkCost(*_fit(mine))
     return costs
 
 
-@dataclass(frozen=True)
-class Shard:
+class _Shard(NamedTuple):
     """A processor's work in a stage: amounts in the order of `InNetworkCost`, and its latency."""
 
     owner: Owner
     amounts: tuple[float, ...]
     taken_ms: float
-
-
-def shards(
-    soc: Soc,
-    dataset: Dataset,
-    predictors: OpPredictors,
-    side: Processor,
-    tuning: Tuning = Tuning(),
-) -> list[Shard]:
-    """A processor's shards in a dataset's stages, without shards that mix libraries.
-
-    Raises `InvalidFileError` for a row with an unreadable op or shape.
-    """
-    table, slower = dataset.table("stage"), dataset.calibration()
-    rows = [row for row in table.read() if row.status == "ok"]
-    try:
-        works = _works(rows, side, predictors, soc, tuning)
-        every = [
-            _shard(row, side, works, predictors, slower.get(row.run, {}).get(side, 1.0))
-            for row in rows
-        ]
-    except CodlError as error:
-        raise InvalidFileError(table.path, str(error)) from error
-    return [shard for shard in every if shard is not None]
 
 
 class _Work(NamedTuple):
@@ -208,7 +192,7 @@ def _shard(
     works_by_text: Mapping[str, _Work],
     predictors: OpPredictors,
     slower: float,
-) -> Shard | None:
+) -> _Shard | None:
     """A processor's shard of a stage.
 
     None if the processor is idle, mixes libraries, or an op or packing has no predictor. `slower`
@@ -224,7 +208,7 @@ def _shard(
     owner, *others = {owner_of(side, work.backend) for work in works}
     if others:
         return None
-    moves = list(moves_of(row.packed)) if side == "cpu" else []
+    moves = list(_moves_of(row.packed)) if side == "cpu" else []
     packed = sum(shape.bytes for _, shape in moves)
     try:
         packing_ms = fsum(_packing_ms(way, owner, shape, predictors) for way, shape in moves)
@@ -234,13 +218,13 @@ def _shard(
     moved = (fsum(work.moved for work in works) + 2 * packed) * bool(other[0])
     alone_ms = fsum(work.alone_ms for work in works) + packing_ms
     amounts = (alone_ms, float(calls), weights, transformed, 0.0, float(packed), moved)
-    return Shard(owner, amounts, taken_ms / slower)
+    return _Shard(owner, amounts, taken_ms / slower)
 
 
 def _packing_ms(way: Direction, owner: Owner, shape: Shape, predictors: OpPredictors) -> float:
     """Predicted milliseconds of a packing; 0 where its cost is fitted for bytes alone."""
     if library_of(way) == "ncnn" and owner in OTHERS:  # older files name ncnn's direction
-        way = loading(owner) if way == "load" else storing(owner)
+        way = f"{way}_{owner}"  # type: ignore[assignment]
     measured = measured_way(way, predictors.targets, dict.fromkeys(OTHERS, NOTHING))
     if measured is None:
         return 0.0
@@ -277,7 +261,7 @@ def _works(
     return works
 
 
-def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
+def _moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
     """Directions and shapes listed in `StageRow.packed`; raises `CodlError` for another text."""
     for move in filter(None, text.split(SEPARATOR)):
         way, _, sizes = move.partition(" ")
@@ -288,7 +272,7 @@ def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
         yield PACKING[way], shape
 
 
-def fit(some: Sequence[Shard]) -> list[float]:
+def _fit(some: Sequence[_Shard]) -> list[float]:
     """Non-negative costs with the least sum of absolute log errors, robust; the first cost is 1."""
     from scipy.optimize import nnls  # not needed for planning
 

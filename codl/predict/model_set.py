@@ -2,8 +2,8 @@
 
 A file, `predictors/<soc>/<predictor>.json`, has one line for each target: the names of its
 features in order, training tables, held-out accuracy, and the estimator. Digests of the features of
-a few ops are recomputed on reading, so a file for an outdated variant or SoC is refused. Files hold
-numbers and text alone and run no code.
+a few ops are recomputed before the first prediction of a target, so a predictor of an outdated
+variant or SoC is refused. Files hold numbers and text alone and run no code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,15 +28,15 @@ from codl.ir.types import BLOCKED, ELEMENTS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import ESTIMATORS, FOLDER, features
-from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.numerics import from_json, to_json
 from codl.predict.features import SHARING_PARTS, FeatureTable, Item, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts, Owner
 
-E = TypeVar("E", bound=LatencyEstimator)
+if TYPE_CHECKING:
+    from codl.predict.estimators import LatencyEstimator
+
+E = TypeVar("E", bound="LatencyEstimator")
 
 VERSION = 10
-UNIT = "ms"
 #: Fewest distinct items of a reliable target.
 FEW_ITEMS = 8
 #: Significant digits of features in digests, which ignore rounding.
@@ -60,12 +60,8 @@ class StoredPredictor(Generic[E]):
     sources: tuple[str, ...]
     held_out: dict[str, float]
     features: tuple[str, ...]
-    examples: dict[str, str]
+    examples: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
     estimator: E
-
-    def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
-        """The features of items (at least one) in the order of the estimator's columns."""
-        return features.table(self.estimator.feature_set, self.target, items, soc, tuning)
 
     @property
     def bytes(self) -> int:
@@ -79,7 +75,7 @@ class _File:
     soc: str
     #: Fingerprint of the kernels' tuning.
     tuning: str
-    unit: str
+    unit: Literal["ms"]
     feature_units: str
     codl: str
     #: In-network costs by owner.
@@ -94,10 +90,12 @@ class Predictors:
     name: str
     soc: Soc
     path: Path
-    stored: Mapping[str, StoredPredictor[Any]]
+    stored: dict[str, StoredPredictor[Any]]
     tuning: Tuning = Tuning()
     #: In-network costs by owner; absent for processors without measured stages.
     inside: InNetworkCosts = field(default_factory=dict)
+    #: Targets read from a file that have not predicted yet.
+    unchecked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -138,9 +136,46 @@ class Predictors:
             raise UnknownNameError(f"target of {self.name}", target, self.stored, fix=fix)
         if not items:
             return np.empty(0)
-        stored = self.stored[target]
-        estimator: LatencyEstimator = stored.estimator
-        return estimator.predict(stored.table(items, self.soc, self.tuning).values)
+        if target in self.unchecked:
+            self.check(target)
+            self.unchecked.discard(target)
+        estimator: LatencyEstimator = self.stored[target].estimator
+        return estimator.predict(self._features(target, items).values)
+
+    def _features(self, target: str, items: Sequence[Item]) -> FeatureTable:
+        feature_set = self.stored[target].estimator.feature_set
+        return features.table(feature_set, target, items, self.soc, self.tuning)
+
+    def check(self, target: str) -> None:
+        """Compare the features of a target's examples with those of training, and predict them.
+
+        Raises `MismatchError` for other features, and `InvalidFileError` for examples of another
+        target and for an estimator that does not predict positive latencies.
+        """
+        stored, fix = self.stored[target], f"`codl train --soc {self.soc.name}` trains it again."
+        invalid = partial(InvalidFileError, self.path, fix=fix)
+        try:
+            items = [features.read(target, text) for text in stored.examples]
+            table = self._features(target, items)
+        except CodlError as error:
+            raise invalid(str(error), where=f"targets, {target}, examples") from error
+        for text, now in examples_of(items, table).items():
+            if now != stored.examples.get(text):
+                raise MismatchError(
+                    f"{self.path}, targets, {target}, examples, {text!r}: the digest of its "
+                    f"features was {stored.examples.get(text)!r} in training and is {now!r} now; "
+                    f"the kernel variant or the SoC has changed. {fix}"
+                )
+        where = f"targets, {target}, estimator"
+        try:
+            with np.errstate(all="ignore"):
+                predicted_ms = stored.estimator.predict(table.values)
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+            problem = f"the estimator's numbers do not fit together: {error}."
+            raise invalid(problem, where=where) from error
+        if not (np.isfinite(predicted_ms).all() and (predicted_ms > 0).all()):
+            problem = f"it predicts {predicted_ms.tolist()} ms: latencies are positive."
+            raise invalid(problem, where=where)
 
     def save(self, root: Path = FOLDER) -> Path:
         """Write all targets under `root` atomically; return the path."""
@@ -149,7 +184,7 @@ class Predictors:
             "predictor": self.name,
             "soc": self.soc.name,
             "tuning": self.tuning.fingerprint,
-            "unit": UNIT,
+            "unit": "ms",
             "feature_units": features.UNITS,
             "codl": files.VERSION,
             "inside": self.inside,
@@ -168,15 +203,17 @@ def path_of(root: Path, soc: str, predictor: str) -> Path:
 
 
 def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) -> Predictors:
-    """Load and check all predictors of one name for a SoC with tuned kernels.
+    """Load all predictors of one name for a SoC with tuned kernels.
 
-    The default folder falls back to predictors shipped with codl.
+    The default folder falls back to predictors shipped with codl. The features of a target are
+    checked at its first prediction.
 
     Raises `UnknownNameError` for an unknown name, `InvalidFileError` for a missing or unreadable
-    file or one without the SoC's precision, and `MismatchError` for a file of another SoC, name,
-    tuning or set of features.
+    file or one without the SoC's precision, and `MismatchError` for a file of another SoC, name or
+    tuning.
     """
-    ESTIMATORS.find(name)
+    if name not in ESTIMATORS:
+        raise UnknownNameError("predictor", name, ESTIMATORS)
     path = path_of(own_or_shipped(soc.name, folder, FOLDER).parent, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
@@ -195,41 +232,17 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
 
 
 def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> Predictors:
-    """Read and check one file of predictors.
+    """Read one file of predictors.
 
-    Raises `InvalidFileError` for an invalid or changed file, `UnknownNameError` for an unknown
-    predictor or target, and `MismatchError` for a file of another SoC, name, tuning or set of
-    features.
+    Raises `InvalidFileError` for an invalid file, and `MismatchError` for a file of another SoC or
+    name than its path, or of another tuning.
     """
     fix = f"`codl train --soc {soc.name}` trains it again."
     content = files.read_json(path, fix=fix)
-    if not isinstance(content, dict):
-        raise InvalidFileError(path, f"expected a mapping, got {content!r:.60}.", fix=fix)
-    for key, wanted in {"version": VERSION, "unit": UNIT}.items():
-        if content.get(key) != wanted:
-            problem = f"must be {wanted!r}, got {content.get(key)!r:.60}"
-            problem += ": another version of codl wrote the file." if key == "version" else "."
-            raise InvalidFileError(path, problem, where=key, fix=fix)
-    predictor = content.get("predictor")
-    if predictor not in list(ESTIMATORS):
-        hint = f"It stands in {path}. {fix}"
-        raise UnknownNameError("predictor", str(predictor), ESTIMATORS, fix=hint)
+    if isinstance(content, dict) and (version := content.get("version")) != VERSION:
+        problem = f"must be {VERSION}, got {version!r:.60}: another version of codl wrote the file."
+        raise InvalidFileError(path, problem, where="version", fix=fix)
     file = yaml_file.convert(content, _File, path, fix=fix)
-    _check_place(path, file, soc, tuning, fix)
-    generic: Any = StoredPredictor
-    kind = generic[ESTIMATORS[predictor]]
-    stored = {}
-    for target, fields in file.targets.items():
-        if target in features.FORMER_TARGETS:
-            continue
-        where = f"{path}, targets, {target}"
-        stored[target] = yaml_file.convert(fields, kind, where, fix=fix, dec_hook=from_json)
-        _check_examples(path, target, stored[target], soc, tuning, fix)
-    return Predictors(predictor, soc, path, stored, tuning, file.inside)
-
-
-def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) -> None:
-    """Raise `MismatchError` for a file of another SoC or name than its path, or another tuning."""
     for key, value in {"soc": soc.name, "predictor": path.stem}.items():
         if getattr(file, key) != value:
             raise MismatchError(
@@ -244,50 +257,19 @@ def _check_place(path: Path, file: _File, soc: Soc, tuning: Tuning, fix: str) ->
             "comes first where kernels were tuned after they had been measured. The tuning lies "
             "in tuning.json of the dataset, whose folder --datasets names."
         )
+    generic: Any = StoredPredictor
+    kind = generic[ESTIMATORS[file.predictor]]
+    stored = {
+        target: yaml_file.convert(
+            fields, kind, f"{path}, targets, {target}", fix=fix, dec_hook=from_json
+        )
+        for target, fields in file.targets.items()
+        if target not in features.FORMER_TARGETS
+    }
+    return Predictors(file.predictor, soc, path, stored, tuning, file.inside, set(stored))
 
 
-def _check_examples(
-    path: Path, target: str, stored: StoredPredictor[Any], soc: Soc, tuning: Tuning, fix: str
-) -> None:
-    """Check a target: digests of its examples against current features, and a trial prediction."""
-    invalid = partial(InvalidFileError, path, fix=fix)
-    if stored.target != target:
-        raise invalid(f"is of {stored.target!r}.", where=f"targets, {target}, target")
-    if not stored.examples:
-        problem = "there must be at least one op with a digest of its features."
-        raise invalid(problem, where=f"targets, {target}, examples")
-    for text, digest in stored.examples.items():
-        where = f"targets, {target}, examples, {text!r}"
-        try:
-            item = features.read(target, text)
-        except CodlError as error:
-            raise invalid(str(error), where=where) from error
-        targets = features.targets_of(item)
-        if target not in targets:
-            raise UnknownNameError("target", target, targets, fix=f"It stands in {path}. {fix}")
-        now = stored.table([item], soc, tuning)
-        if now.names != stored.features:
-            raise MismatchError(
-                f"{path}, features: is {', '.join(stored.features)}, but {target} has "
-                f"{', '.join(now.names)}. {fix}"
-            )
-        if digest != (again := examples_of([item], now)[text]):
-            raise MismatchError(
-                f"{path}, {where}: the digest of its features was {digest!r} in training and is "
-                f"{again!r} now; the kernel variant or the SoC has changed. {fix}"
-            )
-    try:
-        with np.errstate(all="ignore"):
-            predicted_ms = stored.estimator.predict(now.values)
-    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
-        problem = f"the estimator's numbers do not fit together: {error}."
-        raise invalid(problem, where=f"targets, {target}, estimator") from error
-    if not (np.isfinite(predicted_ms).all() and (predicted_ms > 0).all()):
-        problem = f"it predicts {predicted_ms[0]} ms for {text!r}: latencies are positive."
-        raise invalid(problem, where=f"targets, {target}, estimator")
-
-
-def examples_of(items: list[Item], table: FeatureTable) -> dict[str, str]:
+def examples_of(items: Sequence[Item], table: FeatureTable) -> dict[str, str]:
     """The first 8 hex digits of a SHA-256 of each item's features, by the item's text."""
     rows = ([f"{value:.{DIGITS}g}" for value in row] for row in table.values.tolist())
     return {
@@ -298,3 +280,22 @@ def examples_of(items: list[Item], table: FeatureTable) -> dict[str, str]:
 
 def _encode(value: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=to_json)
+
+
+def to_json(value: Any) -> Any:
+    """Encoding hook of msgspec: arrays become nested lists; others raise `NotImplementedError`."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(type(value))
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Decoding hook of msgspec: an array of finite 64-bit numbers; raises `ValueError`."""
+    (dtype,) = kind.__args__[1].__args__
+    try:
+        array = np.array(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"Expected rows of as many numbers each, got {value!r:.60}") from error
+    if not np.isfinite(array).all():
+        raise ValueError("Expected finite numbers")
+    return array

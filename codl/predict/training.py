@@ -7,14 +7,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from timeit import repeat
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from codl.ir.records.results import PredictorRow, Split
 from codl.ir.records.soc import Soc
 from codl.ir.records.statistic import level
-from codl.ir.types import Direction
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget, Ended, Progress, no_progress
 from codl.measure.dataset import Dataset
@@ -42,9 +42,8 @@ from codl.predict.workers import Workers
 #: Rows of a timed batch of predictions, about a planner's batch.
 TIMED_ROWS = 1000
 SPLITS: tuple[Split, ...] = ("row", "shape")
-#: Directions of packing at the ends of CPU stages.
-PACKING: tuple[Direction, ...] = ("load", "store")
 R = TypeVar("R")
+TrainingTask: TypeAlias = tuple[type[LatencyEstimator], TrainingRows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,24 +70,16 @@ class TrainReport:
     left: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "predictors": [asdict(row) for row in self.predictors],
-            "files": [str(path) for path in self.files],
-        }
-
-
-class TrainingTask(NamedTuple):
-    estimator: type[LatencyEstimator]
-    rows: TrainingRows
+        return asdict(self) | {"files": [str(path) for path in self.files]}
 
 
 def _fit(_: None, task: TrainingTask) -> LatencyEstimator:
-    return task.rows.fit(task.estimator, np.arange(len(task.rows.latency_ms)))
+    estimator, rows = task
+    return rows.fit(estimator, np.arange(len(rows.latency_ms)))
 
 
 def _hold_out(_: None, task: TrainingTask) -> dict[Split, HeldOut]:
     estimator, rows = task
-    assert rows.groups is not None
     folds = {"row": row_folds(len(rows.latency_ms)), "shape": shape_folds(rows.groups)}
     return {split: accuracy(estimator, rows, folds[split]) for split in SPLITS}
 
@@ -104,7 +95,11 @@ class PredictorFit:
         """Sort key that grows with fitting time; the default predictor takes longest."""
         return self.estimator.name == DEFAULT, len(self.samples.samples)
 
-    def stored(self, soc: Soc, tuning: Tuning, fitted: LatencyEstimator) -> StoredPredictor[Any]:
+    @property
+    def task(self) -> TrainingTask:
+        return self.estimator, self.samples.rows(self.table.values)
+
+    def stored(self, fitted: LatencyEstimator) -> StoredPredictor[Any]:
         """The fitted estimator with its metadata, without held-out accuracy."""
         samples = self.samples
         return StoredPredictor(
@@ -115,11 +110,11 @@ class PredictorFit:
             sources=tuple(samples.sources),
             held_out={},
             features=self.table.names,
-            examples=self._examples(soc, tuning),
+            examples=self._examples(),
             estimator=fitted,
         )
 
-    def _examples(self, soc: Soc, tuning: Tuning) -> dict[str, str]:
+    def _examples(self) -> dict[str, str]:
         """Feature digests of example items, by text.
 
         Examples are the samples of median and highest latency, or all items of fewer than
@@ -127,16 +122,16 @@ class PredictorFit:
         the middle half of latencies.
         """
         items = self.samples.items
-        order = np.argsort(self.samples.latency_ms, kind="stable")
-        chosen = list(dict.fromkeys(items))
+        order = np.argsort(self.samples.latency_ms, kind="stable").tolist()
+        chosen = list({item: at for at, item in reversed([*enumerate(items)])}.values())[::-1]
         if len(chosen) >= FEW_ITEMS:
             median = len(order) // 2
-            chosen = [items[at] for at in (order[median], order[-1])]
+            chosen = [order[median], order[-1]]
             if self.estimator.is_of_wholes:
-                middle = [items[at] for at in order[median // 2 : median + median // 2]]
-                chosen = [min(middle, key=lambda item: len(features.write(item)))]
-        target, feature_set = self.samples.target, self.estimator.feature_set
-        return examples_of(chosen, features.table(feature_set, target, chosen, soc, tuning))
+                middle = order[median // 2 : median + median // 2]
+                chosen = [min(middle, key=lambda at: len(features.write(items[at])))]
+        table = FeatureTable(self.table.names, self.table.values[chosen])
+        return examples_of([items[at] for at in chosen], table)
 
 
 def train(
@@ -168,17 +163,26 @@ def train(
     steps = _steps(soc, tuning, targets, names)
     notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
     work = _Work(steps, workers, budget, progress, len(steps) * (1 + evaluate))
-    sets = _fitted_sets(soc, dataset, tuning, names, steps, dict(work.results(_fit)))
-    files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
+    sets = {name: Predictors(name, soc, dataset.folder, {}, tuning) for name in names}
+    fitted = dict(work.results(_fit))
+    for at, step in enumerate(steps):
+        sets[step.estimator.name].stored[step.samples.target] = step.stored(fitted[at])
+    for name, trained in sets.items():
+        if not ESTIMATORS[name].is_of_wholes:
+            costs = in_network_cost.fitted(soc, dataset, trained, tuning)
+            sets[name] = replace(trained, inside=costs)
+    files = {name: trained.save(folder) for name, trained in sets.items() if trained.stored}
     stored_at = perf_counter()
     held_out: dict[int, Mapping[Split, HeldOut]] = {}
     if evaluate:
         with budget.keeping(steps):
             for at, found in work.results(_hold_out, within_budget=True):
                 held_out[at] = found
+    for at, splits in held_out.items():
+        stored, target = sets[steps[at].estimator.name].stored, steps[at].samples.target
+        stored[target] = replace(stored[target], held_out=splits["shape"].figures)
     if held_out:
-        sets = _with_figures(sets, steps, held_out)
-        files = {name: samples.save(folder) for name, samples in sets.items() if samples.stored}
+        files = {name: sets[name].save(folder) for name in files}
     done = perf_counter()
     return TrainReport(
         soc=soc.name,
@@ -204,58 +208,17 @@ def _steps(
     exchanges; the others learn an exchange's parts where measured.
     """
     steps, usable = [], [samples for samples in targets if samples.samples]
-    estimators = [ESTIMATORS[name] for name in predictors]
     summed = {features.whole_of(samples.target) for samples in usable}
     for samples in usable:
-        tables: dict[str, FeatureTable] = {}
-        for estimator in estimators:
-            kind = estimator.feature_set
-            if features.is_mulayer(samples.target) and kind != "flops":
-                continue
-            if estimator.is_of_wholes and not features.is_whole(samples.target):
-                continue
-            if not estimator.is_of_wholes and samples.target in summed:
-                continue
-            if kind not in tables:
-                tables[kind] = features.table(kind, samples.target, samples.items, soc, tuning)
-            steps.append(PredictorFit(samples, estimator, tables[kind]))
+        target, tables = samples.target, dict[str, FeatureTable]()
+        for estimator in map(ESTIMATORS.__getitem__, predictors):
+            kind, is_of_wholes = estimator.feature_set, estimator.is_of_wholes
+            is_learned = features.is_whole(target) if is_of_wholes else target not in summed
+            if is_learned and (kind == "flops" or not features.is_mulayer(target)):
+                if kind not in tables:
+                    tables[kind] = features.table(kind, target, samples.items, soc, tuning)
+                steps.append(PredictorFit(samples, estimator, tables[kind]))
     return steps
-
-
-def _fitted_sets(
-    soc: Soc,
-    dataset: Dataset,
-    tuning: Tuning,
-    predictors: Sequence[str],
-    steps: Sequence[PredictorFit],
-    fitted: Mapping[int, LatencyEstimator],
-) -> dict[str, Predictors]:
-    stored: dict[str, dict[str, StoredPredictor[Any]]] = {name: {} for name in predictors}
-    for at, step in enumerate(steps):
-        stored[step.estimator.name][step.samples.target] = step.stored(soc, tuning, fitted[at])
-    sets = {
-        name: Predictors(name, soc, dataset.folder, targets, tuning)
-        for name, targets in stored.items()
-    }
-    return {
-        name: fitted_set
-        if ESTIMATORS[name].is_of_wholes
-        else replace(fitted_set, inside=in_network_cost.fitted(soc, dataset, fitted_set, tuning))
-        for name, fitted_set in sets.items()
-    }
-
-
-def _with_figures(
-    sets: Mapping[str, Predictors],
-    steps: Sequence[PredictorFit],
-    held_out: Mapping[int, Mapping[Split, HeldOut]],
-) -> dict[str, Predictors]:
-    """The sets with held-out accuracy on shapes added to their predictors."""
-    stored = {name: dict(predictors.stored) for name, predictors in sets.items()}
-    for at, splits in held_out.items():
-        of_set, target = stored[steps[at].estimator.name], steps[at].samples.target
-        of_set[target] = replace(of_set[target], held_out=splits["shape"].figures)
-    return {name: replace(sets[name], stored=of_set) for name, of_set in stored.items()}
 
 
 @dataclass
@@ -273,16 +236,12 @@ class _Work:
         self, work: Callable[[None, TrainingTask], R], *, within_budget: bool = False
     ) -> Iterator[tuple[int, R]]:
         """The index of each step with its result; of as many steps as the budget allows."""
-        steps, count = self.steps, len(self.steps)
-        order = sorted(range(count), key=lambda at: steps[at].effort, reverse=True)
-        tasks = [
-            TrainingTask(step.estimator, step.samples.rows(step.table.values))
-            for step in map(steps.__getitem__, order)
-        ]
+        count = len(self.steps)
+        order = sorted(range(count), key=lambda at: self.steps[at].effort, reverse=True)
+        tasks = [self.steps[at].task for at in order]
         with closing(self.workers.at_most(count).results(work, None, tasks)) as results:
-            for place, result in (
-                self.budget.steps(results, total=count) if within_budget else results
-            ):
+            steps = self.budget.steps(results, total=count) if within_budget else results
+            for place, result in steps:
                 yield order[place], result
                 self.done += 1
                 self.progress(self.done, self.total, self.budget.to_go_s(self.done, self.total))
@@ -297,11 +256,11 @@ def _notes(soc: Soc, dataset: Dataset, tuning: Tuning, targets: Sequence[Samples
     ]
     if dataset.table("stage").path.exists():
         # Packing has no row where a collection ended early.
-        missing = {*map(features.sharing_target, PACKING)} - {one.target for one in targets}
+        packing = {features.sharing_target("load"), features.sharing_target("store")}
         notes += [
             f"Too few rows of {target} (0 of {FEW_ITEMS}): no predictor of it, and stages with it "
             f"are left out. `codl collect --soc {soc.name} --resume` measures more."
-            for target in sorted(missing)
+            for target in sorted(packing - {one.target for one in targets})
         ]
     runs = dataset.manifest()["runs"] if dataset.manifest_path.exists() else {}
     old = [name for name, run in runs.items() if run.get("tuning", "") != tuning.fingerprint]
@@ -337,9 +296,5 @@ def _rows(
 def _us_per_prediction(trained: Predictors, samples: Samples) -> float:
     """Microseconds of a prediction in a batch."""
     items = (samples.items * -(-TIMED_ROWS // len(samples.items)))[:TIMED_ROWS]
-    taken_s = []
-    for _ in range(3):
-        start = perf_counter()
-        trained.latency_ms(samples.target, items)
-        taken_s.append(perf_counter() - start)
+    taken_s = repeat(lambda: trained.latency_ms(samples.target, items), number=1, repeat=3)
     return round(1e6 * level(taken_s) / len(items), 3)

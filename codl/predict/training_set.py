@@ -6,25 +6,24 @@ group that is held out as a whole; activations do not distinguish shapes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, explained
-from codl.ir import OP_TYPES, Activation, Op, parse
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir import Activation, Op, parse
+from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.measure.dataset import (
-    BatchRow,
     CsvTable,
     Dataset,
     DispatchRow,
@@ -34,7 +33,7 @@ from codl.measure.dataset import (
 )
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.features import Batch, Item, Launches
+from codl.predict.features import Item, Launches
 
 with explained():
     from scipy.sparse import coo_array
@@ -49,6 +48,8 @@ Indices: TypeAlias = NDArray[np.intp]
 Values: TypeAlias = NDArray[np.float64]
 #: Slowdown relative to the dataset's first run, by run and processor.
 Factors: TypeAlias = Mapping[str, Mapping[str, float]]
+#: What a row has measured: target, processor, item, the shapes that link it to its group, latency.
+Reading: TypeAlias = tuple[str, Processor | None, Item, tuple[Item, ...], float]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Sample:
     run: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Samples:
     """Samples of one target (`processor` None: both), count of `failed` rows, and table `files`."""
 
@@ -111,162 +112,119 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     if not tables:
         fix = f"`codl collect --soc {dataset.folder.name} --serial local` measures one."
         raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
-    kernels, notes, factors = [], [], dataset.calibration()
+    kernels, notes, factors = list[Samples](), [], dataset.calibration()
     for name, table in tables.items():
-        if table.row_type is not OpRow:
-            continue
-        try:
-            kernels.append(_of_table(name, table, factors))
-        except UnknownNameError as error:
-            notes.append(f"{table.path} is left out. {error}")
+        if table.row_type is OpRow:
+            try:
+                kernels += [
+                    _of_variant(each, factors) for each in _samples(table, partial(_op, name))
+                ]
+            except UnknownNameError as error:
+                notes.append(f"{table.path} is left out. {error}")
     everything = [*kernels, *_mulayer(kernels)]
     if "data_sharing" in tables:
-        everything += _sharing(dataset.sharing(), factors)
-    return everything + _context(dataset), notes
+        everything += _samples(dataset.sharing(), partial(_exchange, factors))
+    for kind in features.CONTEXT:
+        everything += _samples(dataset.table(kind), partial(_context, kind))
+    return everything, notes
 
 
-def _of_table(name: str, table: CsvTable[OpRow], factors: Factors) -> Samples:
-    """The samples of a kernel variant; raises `UnknownNameError` for an unknown variant.
+def _samples(table: CsvTable[Any], read: Callable[[Any], Iterable[Reading]]) -> list[Samples]:
+    """The samples of a table by target; parts of exchanges without any are left out.
 
-    Latencies are brought to the first run's machine speed.
+    Replayed tables have whole exchanges alone. Raises `InvalidFileError` for an unreadable row.
     """
-    rows = table.read()
-    samples = [_sample(table.path, row) for row in rows if row.status == "ok"]
-    kinds = {(s.item.kind, s.item.flavor): s.item for s in samples if isinstance(s.item, Op)}
-    variants = {features.variant_of(name, op) for op in kinds.values()}
+    by_target: dict[tuple[str, Processor | None], list[Sample]] = {}
+    failed: Counter[str] = Counter()
+    for row in table.read():
+        try:
+            found = list(read(row))
+        except CodlError as error:
+            raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
+        for target, processor, item, shapes, latency_ms in found:
+            samples = by_target.setdefault((target, processor), [])
+            if row.status != "ok":
+                failed[target] += features.whole_of(target) is None
+            elif latency_ms > 0:
+                samples.append(Sample(item, shapes, latency_ms, row.source, row.run))
+    return [
+        Samples(target, processor, tuple(samples), failed[target], (table.path,))
+        for (target, processor), samples in by_target.items()
+        if samples or features.whole_of(target) is None
+    ]
+
+
+def _op(target: str, row: OpRow) -> Iterator[Reading]:
+    if row.status != "ok":  # its op may be of another codl
+        yield target, None, Launches(0), (), 0.0
+        return
+    part, op = parse(row.part), parse(row.op)
+    shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
+    yield target, None, part, shapes, row.latency_ms
+
+
+def _of_variant(samples: Samples, factors: Factors) -> Samples:
+    """A kernel variant's samples with its processor, at the speed of the machine's first run.
+
+    Raises `UnknownNameError` for an unknown variant.
+    """
+    ops = {(op.kind, op.flavor): op for op in samples.items if isinstance(op, Op)}
+    variants = {features.variant_of(samples.target, op) for op in ops.values()}
     processor = variants.pop().processor if variants else None
-    slower = [factors.get(sample.run, {}).get(processor or "", 1.0) for sample in samples]
-    return Samples(
-        target=name,
+    return replace(
+        samples,
         processor=processor,
         samples=tuple(
-            replace(sample, latency_ms=sample.latency_ms / factor)
-            for sample, factor in zip(samples, slower, strict=True)
+            replace(each, latency_ms=each.latency_ms / slower.get(processor or "", 1.0))
+            for each in samples.samples
+            for slower in (factors.get(each.run, {}),)
         ),
-        failed=len(rows) - len(samples),
-        files=(table.path,),
     )
 
 
-def _sample(path: Path, row: OpRow) -> Sample:
-    try:
-        part, op = parse(row.part), parse(row.op)
-    except CodlError as error:
-        raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
-    shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
-    return Sample(part, shapes, row.latency_ms, row.source, row.run)
+def _exchange(factors: Factors, row: SharingRow) -> Iterator[Reading]:
+    """A whole exchange, and each of its parts."""
+    known = {"direction": features.DIRECTIONS, "layout": features.STORAGES}
+    for name, values in known.items():
+        if (value := getattr(row, name)) not in values:
+            raise UnknownNameError(name, value, values)
+    slower = mean(list(factors.get(row.run, {}).values()) or [1.0])
+    parts = features.SHARING_PARTS if row.direction in ("to_gpu", "to_cpu") else ()
+    for part in ("", *parts):
+        target = features.sharing_target(row.direction, features.STORAGES[row.layout], part)  # type: ignore[arg-type]
+        shape = features.read(target, row.shape)
+        yield target, None, shape, (shape,), getattr(row, f"{part or 'latency'}_ms") / slower
 
 
-def _sharing(table: CsvTable[SharingRow], factors: Factors) -> list[Samples]:
-    """The samples of each direction and layout: whole exchanges, and each part that takes time."""
-    by_target: dict[tuple[str, str], list[SharingRow]] = {}
-    for row in table.read():
-        known = {"direction": features.DIRECTIONS, "layout": features.STORAGES}
-        for name, values in known.items():
-            if (value := getattr(row, name)) not in values:
-                reason = str(UnknownNameError(name, value, values))
-                raise InvalidFileError(table.path, reason, where=f"{row.key}")
-        by_target.setdefault((row.direction, row.layout), []).append(row)
-    targets = []
-    for (direction, layout), rows in by_target.items():
-        ok = [row for row in rows if row.status == "ok"]
-        parts = features.SHARING_PARTS if direction in ("to_gpu", "to_cpu") else ()
-        for part in ("", *parts):
-            target = features.sharing_target(direction, features.STORAGES[layout], part)  # type: ignore[arg-type]
-            samples = [*_exchanges(table.path, target, part, ok, factors)]
-            if part and not samples:
-                continue  # replayed tables have whole exchanges alone
-            targets.append(
-                Samples(
-                    target=target,
-                    processor=None,
-                    samples=tuple(samples),
-                    failed=0 if part else len(rows) - len(ok),
-                    files=(table.path,),
-                )
-            )
-    return targets
-
-
-def _exchanges(
-    path: Path, target: str, part: str, rows: Sequence[SharingRow], factors: Factors
-) -> Iterator[Sample]:
-    for row in rows:
-        latency_ms = getattr(row, f"{part}_ms") if part else row.latency_ms
-        try:
-            shape = features.read(target, row.shape)
-        except CodlError as error:
-            raise InvalidFileError(path, str(error), where=f"{row.key}") from error
-        slower = mean(list(factors.get(row.run, {}).values()) or [1.0])
-        if latency_ms > 0:
-            yield Sample(shape, (shape,), latency_ms / slower, row.source, row.run)
-
-
-def _context(dataset: Dataset) -> list[Samples]:
-    targets = []
-    for kind in features.CONTEXT:
-        table = dataset.table(kind)
-        rows = table.read()
-        ok = [row for row in rows if row.status == "ok"]
-        by_processor: dict[Processor, list[Sample]] = {}
-        for row in ok:
-            try:
-                processor, item = _context_item(kind, row)
-            except CodlError as error:
-                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            shapes = (item.op if isinstance(item, Batch) else item,)
-            sample = Sample(item, shapes, row.latency_ms, row.source, row.run)
-            by_processor.setdefault(processor, []).append(sample)
-        targets += [
-            Samples(
-                target=f"{kind}_{processor}",
-                processor=processor,
-                samples=tuple(samples),
-                failed=len(rows) - len(ok),
-                files=(table.path,),
-            )
-            for processor, samples in by_processor.items()
-        ]
-    return targets
-
-
-def _context_item(kind: str, row: DispatchRow | SignalRow | BatchRow) -> tuple[Processor, Item]:
-    """The processor and the item of a row of a kind's table."""
+def _context(kind: str, row: DispatchRow | SignalRow) -> Iterator[Reading]:
     if isinstance(row, DispatchRow):
-        return row.processor, Launches(row.count)  # type: ignore[return-value]
-    if isinstance(row, SignalRow):
-        signal = features.SIGNALS[kind](row.gap_ms)
-        return signal.processor, signal
-    return row.processor, Batch(parse(row.op), row.single_ms, row.images)  # type: ignore[return-value]
+        item: Any = Launches(row.count)
+        processor: Any = row.processor
+    else:
+        item = features.CONTEXT[kind](row.gap_ms)
+        processor = item.processor
+    yield f"{kind}_{processor}", processor, item, (item,), row.latency_ms
 
 
 def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
     """muLayer's samples, by op kind and processor, from each part's preferred measured variant."""
     by_kind: dict[tuple[str, Processor], list[tuple[int, Samples]]] = {}
     for samples in kernels:
-        op = next((s.item for s in samples.samples if isinstance(s.item, Op)), None)
+        op = next((item for item in samples.items if isinstance(item, Op)), None)
         if op is not None and samples.processor is not None:
             rank = registry.known_to(op).index(features.variant_of(samples.target, op))
             by_kind.setdefault((op.kind, samples.processor), []).append((rank, samples))
     found = []
-    for kind, processor in product(sorted(OP_TYPES), PROCESSORS):
-        ranked = sorted(by_kind.get((kind, processor), []), key=itemgetter(0))
-        if not ranked:
-            continue
-        tables = [samples for _, samples in ranked]
-        preferred: dict[Item, int] = {}
-        for at, table in enumerate(tables):
-            preferred |= {item: at for item in table.items if item not in preferred}
+    for (kind, processor), ranked in sorted(by_kind.items(), key=itemgetter(0)):
+        tables = [samples for _, samples in sorted(ranked, key=itemgetter(0))]
+        preferred: dict[Item, Samples] = {}
+        for table in tables:
+            preferred = dict.fromkeys(table.items, table) | preferred
         found.append(
             Samples(
-                target=features.mulayer_target(kind, processor),
-                processor=processor,
-                samples=tuple(
-                    sample
-                    for at, table in enumerate(tables)
-                    for sample in table.samples
-                    if preferred[sample.item] == at
-                ),
+                features.mulayer_target(kind, processor),
+                processor,
+                samples=tuple(s for t in tables for s in t.samples if preferred[s.item] is t),
                 failed=sum(table.failed for table in tables),
                 files=tuple(path for table in tables for path in table.files),
             )
@@ -277,8 +235,7 @@ def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
 # Cross-validation.
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Disjoint indices of training rows and held-out rows."""
 
     train: Indices
@@ -316,7 +273,7 @@ def inner_folds(groups: Indices) -> list[Indices]:
 def _group_folds(groups: Indices) -> list[Fold]:
     """Folds of similar size: groups in order of falling size go to the smallest fold."""
     splitter = GroupKFold(min(FOLDS, len(np.unique(groups))))
-    return [Fold(train, test) for train, test in splitter.split(groups, groups=groups)]
+    return [Fold(*fold) for fold in splitter.split(groups, groups=groups)]
 
 
 def connected_groups(labels: Sequence[Iterable[Hashable]]) -> Indices:
@@ -366,22 +323,24 @@ class TrainingRows:
 
     values: Values
     latency_ms: Values
-    runs: Sequence[str] | None = None
-    groups: NDArray[np.intp] | None = None
+    runs: Sequence[str]
+    groups: Indices
 
-    def fit(self, estimator: type[LatencyEstimator], at: NDArray[np.intp]) -> LatencyEstimator:
-        groups = None if self.groups is None else self.groups[at]
-        return estimator.fit(
-            self.values[at], self.latency_ms[at], runs=self.runs_at(at), groups=groups
-        )
+    def fit(self, estimator: type[LatencyEstimator], at: Indices) -> LatencyEstimator:
+        X, y = self.values[at], self.latency_ms[at]
+        return estimator.fit(X, y, runs=self.runs_at(at), groups=self.groups[at])
 
-    def runs_at(self, at: NDArray[np.intp]) -> list[str] | None:
-        return None if self.runs is None else [self.runs[i] for i in at]
+    def runs_at(self, at: Indices) -> list[str]:
+        return [self.runs[i] for i in at]
 
 
 def accuracy(
-    estimator: type[LatencyEstimator], rows: TrainingRows, folds: Sequence[Fold]
+    estimator: type[LatencyEstimator],
+    rows: TrainingRows,
+    folds: Sequence[Fold],
+    tested: NDArray[np.bool_] | None = None,
 ) -> HeldOut:
+    """Accuracy on the rows that folds hold out, of the `tested` ones (by default all)."""
     if not folds:
         return HeldOut(n_train=len(rows.latency_ms), n_test=0)
     errors = []
@@ -389,7 +348,8 @@ def accuracy(
         fitted = rows.fit(estimator, fold.train)
         X, wanted = rows.values[fold.test], rows.latency_ms[fold.test]
         predicted = fitted.predict(X, runs=rows.runs_at(fold.test))
-        errors.append(np.abs(predicted - wanted) / wanted)
+        error = np.abs(predicted - wanted) / wanted
+        errors.append(error if tested is None else error[tested[fold.test]])
     error = np.concatenate(errors)
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),

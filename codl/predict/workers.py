@@ -1,4 +1,4 @@
-"""Parallel map of one function over many values, in local processes or on a Dask cluster.
+"""One function over many values in parallel, in local processes or on a Dask cluster.
 
 joblib distributes the work. Workers receive values rather than paths, since a cluster's machines
 have other files. Results are independent of the workers: values are processed separately, results
@@ -12,10 +12,10 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -64,28 +64,15 @@ class Workers:
         """The same workers, with at most `jobs` local processes."""
         return Workers(max(1, min(self.jobs, jobs)), self.dask)
 
-    def map(
-        self,
-        work: Callable[[C, T], R],
-        common: C,
-        values: Iterable[T],
-    ) -> list[R]:
-        """`work(common, value)` for each value, in the order of the values.
+    def results(
+        self, work: Callable[[C, T], R], common: C, values: Iterable[T]
+    ) -> Generator[tuple[int, R], None, None]:
+        """(index, `work(common, value)`) of each value, on arrival; closing cancels the rest.
 
         `work` is a module-level function, and all values can be pickled; each worker gets `common`
         once. Values are consumed one by one and started in order. Raises the errors of `work`, and
         `CodlError` for a dead worker, a worker with another codl, or an unreachable cluster.
         """
-        done: dict[int, R] = {}
-        with closing(self.results(work, common, values)) as results:
-            for at, result in results:
-                done[at] = result
-        return [done[at] for at in range(len(done))]
-
-    def results(
-        self, work: Callable[[C, T], R], common: C, values: Iterable[T]
-    ) -> Generator[tuple[int, R], None, None]:
-        """Like `map`, but yields (index, result) on arrival; closing cancels the rest."""
         with threadpool_limits(1, user_api="blas"):
             if self.are_here:
                 yield from ((at, work(common, value)) for at, value in enumerate(values))
@@ -97,9 +84,10 @@ class Workers:
     ) -> Iterator[tuple[int, R]]:
         with explained():
             from joblib import Parallel, delayed
-        origin, shared = _Origin.here(), np.frombuffer(pickle.dumps((work, common)), np.uint8)
+        shared = np.frombuffer(pickle.dumps((work, common)), np.uint8)
+        plugins = tuple(listed())
         calls = (
-            delayed(_run)(origin, shared, at, pickle.dumps(value))
+            delayed(_run)(VERSION, plugins, shared, at, pickle.dumps(value))
             for at, value in enumerate(values)
         )
         with _explained_deaths(), self._backend():
@@ -134,33 +122,22 @@ class Workers:
             yield
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The codl version and plugins of this process, which workers must match."""
+def _run(
+    version: str, plugins: Sequence[Path], shared: Pickled, at: int, value: bytes
+) -> tuple[int, Any]:
+    """Process one value in a worker; unpickles only after the caller's plugins are loaded.
 
-    version: str
-    plugins: tuple[Path, ...]
-
-    @classmethod
-    def here(cls) -> _Origin:
-        return cls(VERSION, tuple(listed()))
-
-    def check(self) -> None:
-        """Load the same plugins; raises `MismatchError` in a worker with another codl."""
-        if self.version != VERSION:
-            raise MismatchError(
-                f"The worker on {socket.gethostname()} has codl {VERSION}, and the work comes from "
-                f"codl {self.version}: install the same there."
-            )
-        with _LOADING:
-            load_installed()
-            for folder in self.plugins:
-                load_plugin(folder)
-
-
-def _run(origin: _Origin, shared: Pickled, at: int, value: bytes) -> tuple[int, Any]:
-    """Process one value in a worker; unpickles only after plugins are loaded."""
-    origin.check()
+    Raises `MismatchError` in a worker with another codl.
+    """
+    if version != VERSION:
+        raise MismatchError(
+            f"The worker on {socket.gethostname()} has codl {VERSION}, and the work comes from "
+            f"codl {version}: install the same there."
+        )
+    with _LOADING:
+        load_installed()
+        for folder in plugins:
+            load_plugin(folder)
     work, common = pickle.loads(shared.data)
     work_on = pickle.loads(value)
     threadpool_limits(1, user_api="blas")  # permanent, as other threads may work too

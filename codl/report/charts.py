@@ -191,8 +191,8 @@ def colours() -> str:
     return resources.files("codl.report").joinpath("picture.css").read_text(encoding="utf-8")
 
 
-#: Pixels between dots of a row, of a row with one dot, of a bar, between bars, and of a heading.
-DOT, ROOM, BAR, STEP, HEADING = 9, 20, 13, 21, 26
+#: Pixels of a bar, between bars, and of a heading.
+BAR, STEP, HEADING = 13, 21, 26
 #: Pixels for the numbers of an axis, and for its label.
 AXIS = TICKS + LABEL
 
@@ -209,43 +209,8 @@ class Dot:
     high: float | None = None
 
 
-def dots(
-    title: str,
-    rows: Sequence[tuple[str, Sequence[Dot]]],
-    data: Data,
-    *,
-    name: str,
-    at: float | None = None,
-    legend: Iterable[Key] = (),
-    note: str = "",
-    sources: Iterable[str] = (),
-) -> Picture:
-    """A picture of dots in rows; a line marks `at`."""
-    ends = [end for _, of_row in rows for dot in of_row for end in (dot.low, dot.value, dot.high)]
-    values = [end for end in (*ends, at) if end is not None]
-    low, high = min(values, default=0.5), max(values, default=2.0)
-    room = 0.04 * (high - low or 1.0)
-    scale = Scale(max(0.0, low - room), high + room)
-    heights = [DOT * (max(len(of_row), 1) - 1) + ROOM for _, of_row in rows]
-    bottom = float(sum(heights))
-    drawn = [axis(scale, 0, bottom, name)]
-    if at is not None:
-        drawn.append(mark("line", x1=scale(at), x2=scale(at), y1=0, y2=bottom, class_="zero"))
-    top = 0.0
-    for (of, of_row), height in zip(rows, heights, strict=True):
-        drawn.append(label(of, top + height / 2))
-        if top:
-            drawn.append(mark("line", x1="0%", x2="100%", y1=top, y2=top, class_="grid"))
-        for number, dot in enumerate(of_row):
-            drawn.append(_dot(dot, scale, top + ROOM / 2 + DOT * number))
-        top += height
-    return Picture(
-        title, Markup().join(drawn), bottom + AXIS, data, tuple(legend), note, tuple(sources),
-        left=gutter(of for of, _ in rows), right=12,
-    )  # fmt: skip
-
-
-def _dot(dot: Dot, scale: Scale, y: float) -> Markup:
+def dot_mark(dot: Dot, scale: Scale, y: float) -> Markup:
+    """A point with its whisker."""
     shape = point(scale(dot.value), y, class_=dot.class_, shape=dot.shape, tip=dot.tip)
     if dot.low is None or dot.high is None or dot.high <= dot.low:
         return shape
@@ -324,7 +289,7 @@ def _bar(bar: Bar, scale: Scale, y: float) -> Markup:
     if bar.whisker and bar.whisker[1] > bar.whisker[0]:
         ends = {"x1": scale(bar.whisker[0]), "x2": scale(bar.whisker[1])}
         drawn.append(mark("line", y1=middle, y2=middle, class_="whisker", **ends))
-    drawn += [_dot(dot, scale, middle) for dot in bar.points]
+    drawn += [dot_mark(dot, scale, middle) for dot in bar.points]
     return Markup().join(drawn)
 
 

@@ -1,24 +1,24 @@
 """Comparison of two result files of one command: differences beyond noise.
 
-Latencies of two files come from separate runs, whose spreads are their tolerance. The
-tolerance of held-out accuracies follows from the number of rows. Figures of compilers and checks
-have no noise.
+One rule holds for all figures: the noise of both files adds up as independent errors do. The noise
+of a latency is half of its spread, because two files come from separate runs. The noise of an
+accuracy follows from its number of rows. Checks have no noise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, hypot, log, sqrt
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, hypot, inf, log, sqrt
+from typing import Any, Literal, TypeAlias
 
 from codl.errors import MismatchError
 from codl.ir.environment import NONE as MISSING
 from codl.ir.environment import Difference, check_alike, differences
-from codl.ir.records.results import Digests, EvalRow, Latency, PredictorRow
+from codl.ir.records.results import Digests, EvalRow, Latency
 from codl.report.results import SINGLES, EvalResult, Result, RunResult, TrainResult, ValidateResult
-from codl.report.text_table import NONE, Cell, Column, TextTable, digits, stem, words
+from codl.report.text_table import NONE, Column, TextTable, Value, digits, stem
 
 FIX = "Report them apart, or say by --apart that nobody will compare them."
 
@@ -40,33 +40,35 @@ def check_results(results: Sequence[Result]) -> None:
 
 #: Two processes on a quiet machine may differ by this factor, whatever the spread within each.
 LEAST_TOLERANCE = 0.03
-
-
-def latencies_of(result: EvalResult, row: EvalRow) -> list[Latency]:
-    """The latencies behind a row's speedup: its own, and the better single processor's."""
-    alone = [latency.latency_ms for latency in result.of(row.model) if latency.strategy in SINGLES]
-    better = min(
-        (latency for latency in alone if latency), key=lambda latency: latency.level, default=None
-    )
-    return [latency for latency in (row.latency_ms, better) if latency]
-
-
-def tolerance_of(latencies: Sequence[Latency]) -> float:
-    """Noise between latencies of two runs, or between ratios of them, relative to the smaller one.
-
-    Each latency contributes half of its spread from the level (20th percentile) to the median; the
-    80th percentile would measure bursts, which do not move the level. Contributions add up like
-    independent errors, to at least `LEAST_TOLERANCE`.
-    """
-    halves = [log(latency.median / latency.level) / 2 for latency in latencies if latency.level > 0]
-    return max(LEAST_TOLERANCE, exp(hypot(*halves)) - 1)
-
-
-Verdict = Literal["alike", "better", "worse", "not compared"]
 #: Standard errors of a significant difference: one in 20 equal pairs exceeds it by chance.
 ERRORS = 2.0
-#: The cost of a nonzero error where the first is zero.
-ENDLESS = float("inf")
+
+Verdict = Literal["alike", "better", "worse", "not compared"]
+#: A figure's model or target, its strategy or predictor, and its unit.
+FigureName: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of one file; the value is None where it failed, with the `reason`.
+
+    `noise` is the logarithm of the factor by which chance moves it. Figures whose `basis` differs
+    are not compared.
+    """
+
+    value: float | None
+    noise: float = 0.0
+    reason: str = ""
+    basis: Mapping[str, str] = field(default_factory=dict)
+
+
+def verdict_of(cost: float | None, tolerance: float) -> Verdict:
+    """Costs between `1 / (1 + tolerance)` and `1 + tolerance` are noise."""
+    if cost is None:
+        return "not compared"
+    if cost <= 0 or cost < 1 / (1 + tolerance):
+        return "better"
+    return "worse" if cost > 1 + tolerance else "alike"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,6 @@ class FigurePair:
     """One figure in both files; None where it is missing, with the `reason`.
 
     `cost` is the factor by which the second file is worse: above 1 slower, larger or less accurate.
-    Costs between `1 / (1 + tolerance)` and `1 + tolerance` are noise.
     """
 
     group: str
@@ -95,16 +96,11 @@ class FigurePair:
             over, under = under, over
         if over == under:
             return 1.0
-        return over / under if under > 0 else ENDLESS
+        return over / under if under > 0 else inf
 
     @property
     def verdict(self) -> Verdict:
-        cost = self.cost
-        if cost is None:
-            return "not compared"
-        if cost <= 0 or cost < 1 / (1 + self.tolerance):
-            return "better"
-        return "worse" if cost > 1 + self.tolerance else "alike"
+        return verdict_of(self.cost, self.tolerance)
 
     @property
     def is_lost(self) -> bool:
@@ -130,9 +126,7 @@ class Mean:
 
     @property
     def verdict(self) -> Verdict:
-        if abs(log(self.cost)) <= log(1 + self.tolerance):
-            return "alike"
-        return "worse" if self.cost > 1 else "better"
+        return verdict_of(self.cost, self.tolerance)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "verdict": self.verdict}
@@ -154,7 +148,7 @@ class ResultComparison:
 
     def _mean(self, name: str, what: str) -> Mean | None:
         pairs = [p for p in self.pairs if (p.name, p.what) == (name, what)]
-        compared = [(cost, p.tolerance) for p in pairs if (cost := p.cost) and cost != ENDLESS]
+        compared = [(cost, p.tolerance) for p in pairs if (cost := p.cost) and cost != inf]
         if len(compared) < 2:
             return None
         count = len(compared)
@@ -183,6 +177,10 @@ class ResultComparison:
         }
 
 
+#: Units of figures: latencies, speedups, accuracies, and counts of wrong ops.
+MS, SPEEDUP, WITHIN, WRONG = "ms", "speedup", "% within 10 %", "wrong"
+
+
 def compare_results(first: Result, second: Result, *, speedups: bool = False) -> ResultComparison:
     """Compare the figures of two results of one command, in the order of the first.
 
@@ -190,16 +188,14 @@ def compare_results(first: Result, second: Result, *, speedups: bool = False) ->
     of the same run, which a slower machine does not change. Raises `MismatchError` for results of
     two commands, or of a command without figures.
     """
-    pairs_of = PAIRS.get(type(first))
-    if speedups and pairs_of is _latencies:
-        pairs_of = _speedups
-    if type(first) is not type(second) or pairs_of is None:
-        kinds = ", ".join(sorted(str(vars(kind)["command"]) for kind in PAIRS))
+    before, now = (figures_of(result, speedups=speedups) for result in (first, second))
+    if type(first) is not type(second) or before is None or now is None:
         raise MismatchError(
             f"{first.file} is of `codl {first.command}` and {second.file} of `codl "
-            f"{second.command}`: two results of one command are compared, of {kinds}."
+            f"{second.command}`: two results of one command are compared, of eval, run, train, "
+            "validate."
         )
-    pairs = tuple(pairs_of(first, second))
+    pairs = tuple(_pair(name, before.get(name), now.get(name)) for name in {**before, **now})
     if not any(pair.cost is not None for pair in pairs):
         reason = next((f": {pair.reason}" for pair in pairs if pair.reason), "")
         raise MismatchError(f"{first.file} and {second.file} have no figure in common{reason}.")
@@ -208,164 +204,117 @@ def compare_results(first: Result, second: Result, *, speedups: bool = False) ->
     )
 
 
+def _pair(name: FigureName, before: Figure | None, now: Figure | None) -> FigurePair:
+    group, of, what = name
+    is_timed = what in (MS, SPEEDUP)
+    noise = hypot(*(figure.noise for figure in (before, now) if figure))
+    return FigurePair(
+        group=group,
+        name=of,
+        what=what,
+        before=before.value if before else None,
+        now=now.value if now else None,
+        less_is_better=what in (MS, WRONG),
+        tolerance=max(LEAST_TOLERANCE if is_timed else 0.0, exp(noise) - 1),
+        reason=_not_compared(before, now),
+    )
+
+
+def _not_compared(before: Figure | None, now: Figure | None) -> str:
+    """Why two figures cannot be compared; empty where they can."""
+    if before is None or now is None:
+        return "not measured" if before else "not there before"
+    for what, value in before.basis.items():
+        if value and (other := now.basis.get(what)) and other != value:
+            return "another model" if what == "model" else f"{what} {value}, then {other}"
+    return (before.reason and f"before: {before.reason}") or now.reason
+
+
+def figures_of(result: Result, *, speedups: bool = False) -> dict[FigureName, Figure] | None:
+    """The figures of a result by name; None for a command without figures."""
+    if isinstance(result, EvalResult):
+        figure, what = (_speedup, SPEEDUP) if speedups else (_latency, MS)
+        return {(stem(row.model), row.strategy, what): figure(result, row) for row in result.rows}
+    if isinstance(result, RunResult):
+        latency = result.latency_ms
+        return {(stem(result.model), "run", MS): Figure(latency.level, noise_of([latency]))}
+    if isinstance(result, TrainResult):
+        return {
+            (row.target, row.name, WITHIN): Figure(row.acc10, _chance(row.acc10, row.n_test))
+            for row in result.predictors
+            if row.split == "shape" and row.acc10 is not None
+        }
+    if isinstance(result, ValidateResult):
+        return {(stem(result.model), "ops", WRONG): Figure(sum(x.ok is False for x in result.ops))}
+    return None
+
+
+def noise_of(latencies: Sequence[Latency | None]) -> float:
+    """Noise of a latency, or of a ratio of latencies.
+
+    Each latency contributes half of its spread from the level (20th percentile) to the median; the
+    80th percentile would measure bursts, which do not move the level.
+    """
+    known = [latency for latency in latencies if latency and latency.level > 0]
+    return hypot(*(log(latency.median / latency.level) / 2 for latency in known))
+
+
+def _latency(result: EvalResult, row: EvalRow) -> Figure:
+    latency, digests = row.latency_ms, result.digests or Digests()
+    models = {stem(name): digest for name, digest in digests.models.items()}
+    basis = {
+        "model": models.get(stem(row.model), ""),
+        "source": row.source,
+        "version": row.peer.version if row.peer else "",
+    }
+    reason = "" if latency else f"failed: {row.reason}"
+    level = latency.level if latency else None
+    return Figure(level, noise_of([latency]), reason, basis)
+
+
+def _speedup(result: EvalResult, row: EvalRow) -> Figure:
+    alone = [one.latency_ms for one in result.of(row.model) if one.strategy in SINGLES]
+    better = min((one for one in alone if one), key=lambda one: one.level, default=None)
+    figure = _latency(result, row)
+    noise = noise_of([row.latency_ms, better])
+    return Figure(result.speedup(row), noise, figure.reason, figure.basis)
+
+
+def _chance(percent: float, rows: int) -> float:
+    """The relative statistical error of an accuracy, from its number of rows."""
+    part = percent / 100
+    return ERRORS * sqrt((1 - part) / (part * max(1, rows))) if part else inf
+
+
 def _differing(first: Any, second: Any) -> Iterator[Difference]:
-    soc = [getattr(result, "soc", None) for result in (first, second)]
-    names = [getattr(each, "name", "") for each in soc]
-    of = [getattr(result, "digests", None) or Digests() for result in (first, second)]
+    results = (first, second)
+    of = [getattr(result, "digests", None) or Digests() for result in results]
     both = {
-        "commit": [result.commit for result in (first, second)],
-        "SoC": names,
+        "commit": [result.commit for result in results],
+        "SoC": [getattr(getattr(result, "soc", None), "name", "") for result in results],
         "dataset": [digests.dataset for digests in of],
         "tuning": [digests.tuning for digests in of],
-        "compiler": [getattr(result, "compiler", "") for result in (first, second)],
-        "GPU": [getattr(result, "gpu", "") for result in (first, second)],
+        "environment": ["" if result.environment is None else "kept" for result in results],
     }
     for what, (before, now) in both.items():
         if before != now:
             yield Difference(what, before or MISSING, now or MISSING)
-    if first.environment is None or second.environment is None:
-        if first.environment is not second.environment:
-            kept = [MISSING if r.environment is None else "kept" for r in (first, second)]
-            yield Difference("environment", *kept)
-        return
-    yield from differences(first.environment, second.environment)
-
-
-def _latencies(first: EvalResult, second: EvalResult) -> Iterator[FigurePair]:
-    rows = {(stem(row.model), row.strategy): row for row in second.rows}
-    changed = _changed_models(first.digests, second.digests)
-    for row in first.rows:
-        now = rows.pop((stem(row.model), row.strategy), None)
-        yield _latency(row, now, "another model" if stem(row.model) in changed else "")
-    for (model, strategy), row in rows.items():
-        level = row.latency_ms.level if row.latency_ms else None
-        yield FigurePair(
-            group=model, name=strategy, what="ms", before=None, now=level, reason="not there before"
-        )
-
-
-def _changed_models(first: Digests | None, second: Digests | None) -> set[str]:
-    before = {stem(name): digest for name, digest in (first.models if first else {}).items()}
-    now = {stem(name): digest for name, digest in (second.models if second else {}).items()}
-    return {name for name in before.keys() & now.keys() if before[name] != now[name]}
-
-
-def _latency(row: EvalRow, now: EvalRow | None, reason: str) -> FigurePair:
-    second = now.latency_ms if now else None
-    if not reason and row.latency_ms is None:
-        reason = f"failed before: {row.reason}"
-    elif not reason and second is None:
-        reason = f"fails: {now.reason}" if now else "not measured"
-    elif not reason and now and row.source != now.source:
-        reason = f"{row.source} and {now.source}"
-    elif not reason and now and row.peer and now.peer and row.peer.version != now.peer.version:
-        reason = f"version {row.peer.version}, then {now.peer.version}"
-    both = [latency for latency in (row.latency_ms, second) if latency]
-    return FigurePair(
-        group=stem(row.model),
-        name=row.strategy,
-        what="ms",
-        before=row.latency_ms.level if row.latency_ms else None,
-        now=second.level if second else None,
-        tolerance=tolerance_of(both),
-        reason=reason,
-    )
-
-
-def _speedups(first: EvalResult, second: EvalResult) -> Iterator[FigurePair]:
-    rows = {(stem(row.model), row.strategy): row for row in second.rows}
-    for row, pair in zip(first.rows, _latencies(first, second), strict=False):
-        now = rows.get((stem(row.model), row.strategy))
-        both = [*latencies_of(first, row), *(latencies_of(second, now) if now else ())]
-        yield replace(
-            pair,
-            what="speedup",
-            before=first.speedup(row),
-            now=second.speedup(now) if now else None,
-            less_is_better=False,
-            tolerance=tolerance_of(both),
-        )
-
-
-def _run(first: RunResult, second: RunResult) -> Iterator[FigurePair]:
-    same = stem(first.model) == stem(second.model)
-    yield FigurePair(
-        group=stem(first.model),
-        name=first.strategy,
-        what="ms",
-        before=first.latency_ms.level,
-        now=second.latency_ms.level,
-        tolerance=tolerance_of([first.latency_ms, second.latency_ms]),
-        reason="" if same else f"another model, {stem(second.model)}",
-    )
-
-
-def _accuracies(first: TrainResult, second: TrainResult) -> Iterator[FigurePair]:
-    """Fractions of held-out rows, by op shape, that are predicted within 10 %."""
-    rows = {(row.target, row.name): row for row in second.predictors if row.split == "shape"}
-    for row in first.predictors:
-        if row.split == "shape" and row.acc10 is not None:
-            now = rows.get((row.target, row.name))
-            yield FigurePair(
-                group=row.target,
-                name=row.name,
-                what="% within 10 %",
-                before=row.acc10,
-                now=now.acc10 if now else None,
-                less_is_better=False,
-                tolerance=_chance(row, now) if now else 0.0,
-                reason="" if now and now.acc10 is not None else "not trained",
-            )
-
-
-def _chance(row: PredictorRow, now: PredictorRow) -> float:
-    """The relative statistical error of an accuracy, from its number of rows."""
-    parts = [(each.acc10 or 0.0) / 100 for each in (row, now)]
-    errors = [
-        sqrt(part * (1 - part) / max(1, each.n_test))
-        for part, each in zip(parts, (row, now), strict=True)
-    ]
-    least = min(parts)
-    return ERRORS * hypot(*errors) / least if least else ENDLESS
-
-
-def _checks(first: ValidateResult, second: ValidateResult) -> Iterator[FigurePair]:
-    group = stem(first.model)
-    reason = "" if group == stem(second.model) else f"another model, {stem(second.model)}"
-    wrong = [float(sum(op.ok is False for op in each.ops)) for each in (first, second)]
-    yield FigurePair(
-        group=group, name="ops", what="wrong", before=wrong[0], now=wrong[1], reason=reason
-    )
-
-
-#: Figures by the type of result.
-PAIRS: Mapping[type, Callable[[Any, Any], Iterable[FigurePair]]] = {
-    EvalResult: _latencies,
-    RunResult: _run,
-    TrainResult: _accuracies,
-    ValidateResult: _checks,
-}
+    if first.environment is not None and second.environment is not None:
+        yield from differences(first.environment, second.environment)
 
 
 def comparison_table(compared: ResultComparison, *, every: bool) -> TextTable:
     """A table of figures that differ beyond noise or were not compared; with `every`, of all."""
     shown = [pair for pair in compared.pairs if every or pair.verdict != "alike"]
-    title = f"{compared.second.file} beside {compared.first.file}"
-    cells: list[Cell[FigurePair]] = [
-        (words("figure"), lambda pair: f"{pair.name}, {pair.what}"),
-        (Column("before"), lambda pair: digits(pair.before)),
-        (Column("now"), lambda pair: digits(pair.now)),
-        (
-            Column("times"),
-            lambda pair: NONE if pair.cost in (None, ENDLESS) else f"{pair.cost:.3f}",
-        ),
-        (Column("noise (%)", spare=1), lambda pair: digits(pair.tolerance, percent=True)),
-        (words("verdict"), lambda pair: pair.reason or pair.verdict),
-    ]
-    by_group: dict[str, list[FigurePair]] = {}
+    by_group: dict[str, list[tuple[Value, ...]]] = {}
     for pair in shown:
-        by_group.setdefault(pair.group, []).append(pair)
-    return TextTable.of(title, by_group, cells, tuple(_lines(compared, len(shown))))
+        cost = NONE if pair.cost in (None, inf) else f"{pair.cost:.3f}"
+        noise = None if pair.tolerance == inf else 100 * pair.tolerance
+        cells = (f"{pair.name}, {pair.what}", pair.before, pair.now, cost, noise)
+        by_group.setdefault(pair.group, []).append((*cells, pair.reason or pair.verdict))
+    title = f"{compared.second.file} beside {compared.first.file}"
+    heads = ("figure", "before", "now", Column("times"), Column("noise (%)", spare=1), "verdict")
+    return TextTable.plain(title, heads, by_group, _lines(compared, len(shown)))
 
 
 def _lines(compared: ResultComparison, shown: int) -> Iterator[str]:
@@ -378,7 +327,7 @@ def _lines(compared: ResultComparison, shown: int) -> Iterator[str]:
     yield ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
     if left := len(compared.pairs) - shown:
         yield f"{left} within noise are left out: --every and --json have them."
-    if any(pair.what in ("ms", "speedup") for pair in compared.pairs):
+    if any(pair.what in (MS, SPEEDUP) for pair in compared.pairs):
         yield (
             "Noise is half of each spread (p20 to the median), added up, and "
             f"{100 * LEAST_TOLERANCE:g} % at least: the files are two runs, which did not take "

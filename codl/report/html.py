@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from math import inf
@@ -44,29 +44,14 @@ from codl.report.text_table import TextTable, digits, stem
 from codl.report.verdict import findings
 from codl.report.waterfalls import NOTHING, WaterfallLine, signed, steps_of, what_of
 
-#: Shapes of strategies on both processors, and of the other strategies in order.
-KNOWN = {"codl": "circle", "codl-paper": "up", "mulayer": "down"}
-OTHERS = ("square", "cross", "diamond")
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def looks(result: EvalResult) -> Mapping[str, Key]:
-    """The legend entry of each strategy, in the order of the file."""
-    names = list(dict.fromkeys(row.strategy for row in result.rows))
-    peers = {row.strategy for row in result.rows if row.peer}
-    keys, others = {}, 0
-    for name in names:
-        if name in SINGLES:
-            class_, shape = name.partition("-")[0], "circle" if name in ("cpu", "gpu") else "square"
-        elif name == IDEAL:
-            class_, shape = "bound", "bar"
-        else:
-            class_ = "library" if name in peers else "both"
-            shape = "" if name in peers else KNOWN.get(name, "")
-            if not shape:
-                shape, others = OTHERS[others % len(OTHERS)], others + 1
-        keys[name] = Key(class_, name, shape)
-    return keys
+def _class(row: EvalRow) -> str:
+    """The class of a row's bar, which has the colour of what runs."""
+    if row.strategy in SINGLES:
+        return row.strategy.partition("-")[0]
+    return "library" if row.peer else "both"
 
 
 def _tip_of(result: EvalResult, row: EvalRow) -> str:
@@ -74,7 +59,7 @@ def _tip_of(result: EvalResult, row: EvalRow) -> str:
     if latency is None:
         return f"{row.strategy} failed"
     cold = f", first run {digits(row.cold_ms.level)} ms" if row.cold_ms else ""
-    doubts = "; ".join(result.doubts(row))
+    doubts = "; ".join(row.doubts)
     doubtful = f", doubtful: {doubts}" if doubts else ""
     return f"{row.strategy} {digits(latency.level)} ms ({row.source}){cold}{doubtful}"
 
@@ -83,38 +68,40 @@ def _sources(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.source for row in rows if row.latency_ms))
 
 
-def _legend(result: EvalResult, rows: Sequence[EvalRow]) -> tuple[Key, ...]:
-    shown = {row.strategy for row in rows}
-    return tuple(key for name, key in looks(result).items() if name in shown)
-
-
 def speedups(result: EvalResult) -> Picture | None:
     """Speedups over the better processor, with the spread; None if neither processor ran alone."""
-    rows = [row for row in result.rows if result.speedup(row) is not None and not row.same_as]
-    if not rows:
-        return None
-    keys = looks(result)
-
-    def dot(row: EvalRow) -> Dot:
+    rows = [
+        row
+        for model in result.models
+        for row in result.of(model)
+        if result.speedup(row) is not None and not row.same_as and row.strategy not in SINGLES
+    ]
+    bars, models = list[Bar](), set[str]()
+    for row in rows:
         speedup, latency = result.speedup(row) or 0.0, row.latency_ms
         assert latency is not None
-        least = speedup * latency.level / latency.p80 if latency.p80 and latency.runs else None
-        key = keys[row.strategy]
         tip = f"{stem(row.model)}: {digits(speedup)} {TIMES}, {_tip_of(result, row)}"
-        return Dot(speedup, key.class_, tip, key.shape, least, speedup)
-
-    by_model = [
-        (stem(model), [dot(row) for row in rows if row.model == model])
-        for model in result.models
-        if any(row.model == model for row in rows)
-    ]
-    return charts.dots(
+        class_ = "bound" if row.strategy == IDEAL else _class(row)
+        least = speedup * latency.level / latency.p80 if latency.p80 else speedup
+        heading = "" if row.model in models else stem(row.model)
+        models.add(row.model)
+        bars.append(
+            Bar(
+                row.strategy,
+                (Part(0.0, speedup, class_, tip),),
+                digits(speedup),
+                whisker=(least, speedup),
+                heading=heading,
+            )
+        )
+    if not bars:
+        return None
+    return charts.bars(
         "Speedup over the better processor",
-        by_model,
+        bars,
         Data(),
         name=f"times as fast as the better of cpu and gpu ({TIMES})",
-        at=1.0,
-        legend=_legend(result, rows),
+        at=(1.0, "the better of cpu and gpu"),
         note="A whisker reaches to what the 80th percentile of runs makes of it.",
         sources=_sources(rows),
     )
@@ -122,9 +109,9 @@ def speedups(result: EvalResult) -> Picture | None:
 
 def latencies(result: EvalResult, model: str) -> Picture:
     """A bar for each strategy: spread, first run and prediction. The ideal is a line."""
-    rows, keys = result.of(model), looks(result)
+    rows = result.of(model)
     ideal = next((row for row in rows if row.strategy == IDEAL and row.latency_ms), None)
-    bars = [_latency_bar(result, row, keys) for row in rows if row is not ideal]
+    bars = [_latency_bar(result, row) for row in rows if row is not ideal]
     at = None
     if ideal and ideal.latency_ms:
         level = digits(ideal.latency_ms.level)
@@ -143,26 +130,23 @@ def latencies(result: EvalResult, model: str) -> Picture:
         at=at,
         legend=legend,
         note="The 20th percentile of runs; whiskers reach to the 80th."
-        + (" ?: doubtful, its tip says why." if any(map(result.doubts, rows)) else ""),
+        + (" ?: doubtful, its tip says why." if any(row.doubts for row in rows) else ""),
         sources=_sources(rows),
     )
 
 
-def _latency_bar(result: EvalResult, row: EvalRow, keys: Mapping[str, Key]) -> Bar:
-    name = f"{row.strategy} ({row.source})" if row.source in UNMEASURED else row.strategy
-    if row.latency_ms is None:
+def _latency_bar(result: EvalResult, row: EvalRow) -> Bar:
+    latency, tip = row.latency_ms, _tip_of(result, row)
+    if latency is None:
         return Bar(row.strategy, (), "failed")
-    class_, latency = keys[row.strategy].class_, row.latency_ms
-    marked = f"{class_} faint" if row.source in UNMEASURED else class_
-    points = [Dot(row.cold_ms.level, "bound hollow", _tip_of(result, row))] if row.cold_ms else []
+    points = [Dot(row.cold_ms.level, "bound hollow", tip)] if row.cold_ms else []
     if row.predicted_ms is not None:
-        tip = f"{row.strategy} predicted {digits(row.predicted_ms)} ms"
-        points.append(Dot(row.predicted_ms, "bound hollow", tip, "diamond"))
-    doubtful = "?" if result.doubts(row) else ""
+        predicted = f"{row.strategy} predicted {digits(row.predicted_ms)} ms"
+        points.append(Dot(row.predicted_ms, "bound hollow", predicted, "diamond"))
     return Bar(
-        name,
-        (Part(0.0, latency.level, marked, _tip_of(result, row)),),
-        digits(latency.level) + doubtful,
+        row.strategy,
+        (Part(0.0, latency.level, _class(row), tip),),
+        digits(latency.level) + ("?" if row.doubts else ""),
         tuple(points),
         (latency.level, latency.p80) if latency.runs else None,
     )
@@ -198,8 +182,7 @@ def timeline(result: EvalResult, model: str) -> Picture | None:
 def timeline_of(profile: InferenceProfile, others: Sequence[InferenceProfile]) -> Picture:
     """A picture of one inference; its table includes the `others`."""
     of = profile.strategy or stem(profile.model)
-    source = f", {profile.source}" if profile.source in UNMEASURED else ""
-    tracks = [Track(f"{of}, profiled{source}: {digits(profile.end_ms)} ms", profile.spans)]
+    tracks = [Track(f"{of}, profiled: {digits(profile.end_ms)} ms", profile.spans)]
     if profile.predicted:
         end = max(span.end_ms for span in profile.predicted)
         tracks.insert(0, Track(f"{of}, predicted: {digits(end)} ms", profile.predicted))
@@ -252,12 +235,11 @@ def explained_plan(result: ExplainResult) -> Picture:
 
 @dataclass(frozen=True)
 class PagePart:
-    """The content for a model or a whole result; `sources` are those of numbers in tables."""
+    """The content for a model or a whole result."""
 
     heading: str = ""
     pictures: tuple[Picture, ...] = ()
     tables: tuple[TextTable, ...] = ()
-    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,12 +253,12 @@ class PageSection:
     findings: tuple[str, ...] = ()
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(source for part in self.parts for source in part.sources))
-
-    @property
-    def unmeasured(self) -> tuple[str, ...]:
-        return tuple(source for source in UNMEASURED if source in self.sources)
+    def unmeasured(self) -> list[str]:
+        """The sources of numbers that codl did not measure."""
+        of: Any = self.origin
+        rows = [row.source for row in of.rows] if isinstance(of, EvalResult) else []
+        sources = (*rows, *getattr(of, "sources", ()), getattr(of, "source", ""))
+        return [source for source in UNMEASURED if source in sources]
 
     @property
     def is_one_cpu(self) -> bool:
@@ -330,14 +312,19 @@ def _title(results: Sequence[Result]) -> str:
     return f"codl: {models} on {result.soc.name}"
 
 
-#: Sources of a plan, besides those of its latency.
-PREDICTED = ("predicted",)
+#: Headings and tables of results that have a single table.
+TABLES: Mapping[type, tuple[str, Callable[[Any], TextTable]]] = {
+    TrainResult: ("Predictors for {0.soc.name}", tables.train_content),
+    CollectResult: ("Collection", tables.collect_content),
+    PackageResult: ("Bundle of {0.model}", lambda result: tables.bundles_content([result])),
+    BenchResult: ("Kernels on {0.soc.name}", tables.bench_content),
+}
 
 
 def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
     """The heading, the parts and the findings of a result."""
-    part = PagePart(sources=tuple(filter(None, [getattr(result, "source", "")])))
     shown: tuple[TextTable, ...]
+    drawn: tuple[Picture, ...] = ()
     found: tuple[str, ...] = ()
     match result:
         case EvalResult():
@@ -346,37 +333,29 @@ def _content(result: Any) -> tuple[str, tuple[PagePart, ...], tuple[str, ...]]:
             return f"Plan for {result.model}", (_plan(result),), ()
         case SearchesResult():
             plans = (replace(_plan(plan), heading=plan.model) for plan in result.results)
-            part = PagePart(tables=(tables.plans_content(result),), sources=PREDICTED)
+            part = PagePart(tables=(tables.plans_content(result),))
             return f"Plans on {result.soc.name}", (part, *plans), ()
-        case TrainResult():
-            heading, shown = f"Predictors for {result.soc.name}", (tables.train_content(result),)
-            part = PagePart(sources=result.sources)
-        case CollectResult():
-            heading, shown = "Collection", (tables.collect_content(result),)
         case RunResult():
             heading, shown = f"Run of {result.model}", (tables.run_content(result),)
             profile = result.profile
             drawn = (timeline_of(profile, [profile]),) if result.spans else ()
-            part = replace(part, pictures=drawn)
-        case PackageResult():
-            heading, shown = f"Bundle of {result.model}", (tables.bundles_content([result]),)
         case ExplainResult():
             heading, found = f"Waterfall of {result.model}", waterfalls.findings(result)
             shown = waterfalls.contents(result)
-            part = replace(part, pictures=(waterfall(result), explained_plan(result)))
+            drawn = (waterfall(result), explained_plan(result))
         case ValidateResult():
             heading = f"Validation of {result.model} on {result.soc.name}"
             shown, found = (tables.validation_content(result),), tables.validation_findings(result)
-        case BenchResult():
-            heading, shown = f"Kernels on {result.soc.name}", (tables.bench_content(result),)
+        case TrainResult() | CollectResult() | PackageResult() | BenchResult():
+            title, content = TABLES[type(result)]
+            heading, shown = title.format(result), (content(result),)
         case _:  # of a plugin
             heading, shown = result.heading, result.tables()
-    return heading, (replace(part, tables=shown),), found
+    return heading, (PagePart(pictures=drawn, tables=shown),), found
 
 
 def _evaluation(result: EvalResult) -> tuple[PagePart, ...]:
-    sources = tuple(dict.fromkeys(row.source for row in result.rows if row.latency_ms))
-    first = PagePart("", _there(speedups(result)), (tables.comparison_content(result),), sources)
+    first = PagePart("", _there(speedups(result)))
     models = (
         PagePart(
             stem(model),
@@ -384,8 +363,7 @@ def _evaluation(result: EvalResult) -> tuple[PagePart, ...]:
         )
         for model in result.models
     )
-    shown = (tables.eval_content(result), *tables.used_content(result))
-    return (first, *models, PagePart("All models", tables=shown, sources=sources))
+    return (first, *models, PagePart("All models", tables=(tables.eval_content(result),)))
 
 
 def _there(*drawn: Picture | None) -> tuple[Picture, ...]:
@@ -394,5 +372,5 @@ def _there(*drawn: Picture | None) -> tuple[Picture, ...]:
 
 def _plan(result: SearchResult) -> PagePart:
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    picture = charts.strip(title, result.chains, sources=PREDICTED)
-    return PagePart(pictures=(picture,), tables=(tables.plan_content(result),), sources=PREDICTED)
+    picture = charts.strip(title, result.chains, sources=("predicted",))
+    return PagePart(pictures=(picture,), tables=(tables.plan_content(result),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import fsum, isfinite
+from math import isfinite
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
@@ -27,10 +27,9 @@ from codl.ir.records.results import (
     Source,
     SpanKind,
     TimeSpan,
-    doubts,
     times_faster,
 )
-from codl.ir.records.waterfall import BOUND, ChainTerms, WaterfallTerm, WholeOp
+from codl.ir.records.waterfall import ChainTerms, WaterfallTerm, WholeOp
 from codl.ir.types import Processor
 from codl.ir.yaml_file import explained
 from codl.registry import RESULTS
@@ -134,17 +133,6 @@ SHARING: tuple[SpanKind, ...] = ("copy", "map", "unmap", "transform")
 WAITING: tuple[SpanKind, ...] = ("sync",)
 
 IDEAL = "ideal"
-#: The bound and terms of a waterfall may differ from its last total by this fraction.
-ADDS_UP = 1e-6
-
-
-def _check_spans(spans: Iterable[TimeSpan], key: str = "spans") -> None:
-    for at, span in enumerate(spans):
-        if span.end_ms < span.start_ms:
-            raise ValueError(
-                f"{key}[{at}].end_ms must be at least start_ms, {span.start_ms!r}, "
-                f"got {span.end_ms!r}"
-            )
 
 
 @dataclass(frozen=True)
@@ -156,10 +144,6 @@ class InferenceProfile:
     spans: tuple[TimeSpan, ...]
     source: str = NOT_RECORDED
     predicted: tuple[TimeSpan, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_spans(self.spans)
-        _check_spans(self.predicted, "predicted")
 
     def ms(self, kinds: Iterable[SpanKind], processor: Processor | None = None) -> float:
         """Milliseconds of all spans of some kinds, on one processor or on both."""
@@ -192,16 +176,6 @@ class PlanSummary:
     estimated: tuple[str, ...] = ()
     fallbacks: tuple[OpFallback, ...] = ()
 
-    def __post_init__(self) -> None:
-        for at, chain in enumerate(self.chains):
-            if not chain.ops:
-                raise ValueError(f"chains[{at}].ops must be a list of at least one op, got []")
-            if not 0 <= chain.gpu_ratio <= 1:
-                raise ValueError(
-                    f"chains[{at}].gpu_ratio must be 0 (CPU only) ... 1 (GPU only), "
-                    f"got {chain.gpu_ratio!r}"
-                )
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult(ResultFile):
@@ -220,16 +194,6 @@ class EvalResult(ResultFile):
     #: The parts that were not measured because the evaluation ended early, as text.
     incomplete: str = ""
 
-    def __post_init__(self) -> None:
-        for at, row in enumerate(self.rows):
-            failed = row.status == "failed"
-            if failed != (row.latency_ms is None):
-                rule = "null" if failed else "a mapping with 'median'"
-                raise ValueError(
-                    f"rows[{at}].latency_ms must be {rule} where the status is {row.status!r}, "
-                    f"got {row.latency_ms!r}"
-                )
-
     @property
     def models(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.model for row in self.rows))
@@ -247,13 +211,6 @@ class EvalResult(ResultFile):
         """The ideal latency over the row's latency."""
         ideal = [other.latency_ms for other in self.of(row.model) if other.strategy == IDEAL]
         return None if row.source in UNMEASURED else times_faster(ideal, row.latency_ms)
-
-    def doubts(self, row: EvalRow) -> tuple[str, ...]:
-        """Reasons to doubt a latency; recomputed for files that do not record them."""
-        latency = row.latency_ms
-        if row.doubts or latency is None or row.source != "measured":
-            return row.doubts
-        return doubts(latency, row.cold_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """Profiles of a model, with the sources of their latencies."""
@@ -352,9 +309,6 @@ class RunResult(ResultFile):
     source: AnySource = NOT_RECORDED
     spans: tuple[TimeSpan, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check_spans(self.spans)
-
     @property
     def profile(self) -> InferenceProfile:
         return InferenceProfile(self.model, self.strategy, self.spans, self.source)
@@ -373,17 +327,6 @@ class PackageResult(ResultFile):
     import_ms: Amount
     load_ms: Amount
     first_run_ms: Amount
-
-
-@dataclass(frozen=True)
-class WaterfallRow:
-    """One step of a waterfall: the bound, or a term."""
-
-    model: str
-    strategy: str
-    name: str
-    ms: float
-    source: AnySource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,25 +351,6 @@ class ExplainResult(ResultFile):
     estimated: tuple[str, ...] = ()
     whole: tuple[WholeOp, ...] = ()
 
-    def __post_init__(self) -> None:
-        names = [term.name for term in self.terms]
-        parts = [("", self)] + [(f"chains[{at}].", chain) for at, chain in enumerate(self.chains)]
-        for where, part in parts:
-            last_ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
-            total_ms = part.bound_ms + fsum(term.ms for term in part.terms)
-            if abs(total_ms - last_ms) > ADDS_UP * max(abs(last_ms), self.bound_ms):
-                raise ValueError(
-                    f"{where}terms must add up with bound_ms to {last_ms!r}, got {total_ms!r}"
-                )
-            if [term.name for term in part.terms] != names:
-                raise ValueError(f"{where}terms must be those of the model, {', '.join(names)}")
-
-    @property
-    def rows(self) -> tuple[WaterfallRow, ...]:
-        steps = (WaterfallTerm(BOUND, self.bound_ms), *self.terms)
-        about = self.model, self.strategy
-        return tuple(WaterfallRow(*about, step.name, step.ms, self.source) for step in steps)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PluginResult(ResultFile):
@@ -443,24 +367,16 @@ class PluginResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedKernel:
-    """A kernel variant on an op; `p80_ms` is 0 where the file has no spread."""
+    """A kernel variant on an op; a variant that refuses it or fails has only a `reason`."""
 
     op: str
     variant: str
     processor: Processor
-    latency_ms: Amount
-    gflops: Amount
-    p20_ms: Amount = 0.0
-    p80_ms: Amount = 0.0
+    latency_ms: Amount | None = None
+    gflops: Amount | None = None
+    p20_ms: Amount | None = None
+    p80_ms: Amount | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusedKernel(BenchedKernel):
-    """A kernel variant that refuses an op or fails, with the reason."""
-
-    latency_ms: Amount | None = None  # type: ignore[assignment]
-    gflops: Amount | None = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,7 +384,7 @@ class BenchResult(ResultFile):
     command: ClassVar[str] = "bench"
     soc: SocSummary
     ops: tuple[BenchedKernel, ...]
-    refused: tuple[RefusedKernel, ...] = ()
+    refused: tuple[BenchedKernel, ...] = ()
     elsewhere: Count = 0
     source: AnySource = NOT_RECORDED
 

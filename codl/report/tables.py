@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codl.ir.plan import Chain
 from codl.ir.records.results import EvalRow, PredictorRow
@@ -14,21 +14,15 @@ from codl.report.results import (
     IDEAL,
     NOT_RECORDED,
     SHARING,
-    SINGLES,
-    UNMEASURED,
     WAITING,
-    BenchedKernel,
     BenchResult,
-    CheckedOp,
     CollectResult,
     EvalResult,
     ExplainResult,
-    FailedSearch,
     InferenceProfile,
     PackageResult,
     PlanSummary,
     ProcessorSummary,
-    RefusedKernel,
     ResultFile,
     RunResult,
     SearchesResult,
@@ -39,10 +33,8 @@ from codl.report.results import (
 )
 from codl.report.text_table import (
     NONE,
-    Cell,
     Column,
     TextRow,
-    TextSection,
     TextTable,
     Value,
     count,
@@ -68,193 +60,142 @@ LIBRARY_NAMES = {"cpu_ort": "ONNX Runtime", "cpu_openvino": "OpenVINO"}
 ONNX = "onnx"
 #: A processor within this factor of its usual pace counts as unchanged.
 NOTABLE = 0.05
+TIMES = "\N{MULTIPLICATION SIGN}"
 #: The definition of a latency; see `codl.ir.records.statistic`.
 LATENCY = "A latency is the 20th percentile of the runs."
 #: The definition of a first run.
 TURNS = "the first of a turn, with caches that others filled; latencies are of the later runs."
 
 
-def same_notes(result: EvalResult) -> list[str]:
-    """Notes on strategies with the same executable as an earlier strategy."""
-    rows = [row for row in result.rows if row.same_as]
-    same = [f"{stem(row.model)}: {row.strategy} is {row.same_as}" for row in rows]
-    if not same:
-        return []
-    return [f"Plans with the same executable were timed once. {'; '.join(same)}."]
-
-
-def peer_notes(result: EvalResult) -> list[str]:
-    """Notes on the peer libraries, and on the number of cores that they used."""
-    peers = {row.strategy: row.peer for row in result.rows if row.peer is not None}
-    if not peers:
-        return []
-    each = [
-        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
-        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
-        for name, peer in peers.items()
-    ]
-    return [f"Peers have the cores of both sides, in their own processes: {'; '.join(each)}."]
-
-
-def doubt_notes(result: EvalResult) -> list[str]:
-    """Notes on latencies from a machine that may have been disturbed."""
-    each = [
-        f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}"
+def eval_notes(result: EvalResult) -> list[str]:
+    """Notes on an early end, on equal executables, peers, and the machine's pace."""
+    same = [f"{stem(r.model)}: {r.strategy} is {r.same_as}" for r in result.rows if r.same_as]
+    peers = {
+        row.strategy: f"{row.strategy} {peer.version} ({peer.threads} threads, "
+        f"{digits(peer.busy_cores)} cores busy)"
         for row in result.rows
-        if row.doubts and not row.same_as
-    ]
-    if not each:
-        return []
-    return [
-        f"Doubtful, as where other programs run: {'; '.join(each)}. Measure again, or for longer "
-        "by --time."
-    ]
-
-
-def machine_notes(result: EvalResult) -> list[str]:
-    """Notes on an evaluation that is incomplete, on throttled processors, and on slower ones."""
-    notes, slower = [result.incomplete] if result.incomplete else [], {}
-    for model in result.models:
-        held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
-        if held:
-            clocks = " and the ".join(side.upper() for side in sorted(held))
-            notes.append(f"{stem(model)}: the clock of the {clocks} was held down meanwhile.")
-        slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
-        if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
-            slower[stem(model)] = slowdown
-    if slower:
-        sides = dict.fromkeys(side for of in slower.values() for side in of)
-        factors = {side: [of[side] for of in slower.values() if side in of] for side in sides}
-        each = (
-            f"{side} {' to '.join(dict.fromkeys((f'{min(of):.2f}', f'{max(of):.2f}')))}"
-            for side, of in factors.items()
-        )
+        if (peer := row.peer)
+    }
+    held, pace = dict[str, str](), dict[str, list[float]]()
+    slower = {stem(row.model): row.slowdown for row in result.rows if row.slowdown}
+    slower = {
+        model: factors
+        for model, factors in slower.items()
+        if any(abs(factor - 1) > NOTABLE for factor in factors.values())
+    }
+    for side, factor in (each for factors in slower.values() for each in factors.items()):
+        pace.setdefault(side, []).append(factor)
+    for row in result.rows:
+        if row.conditions and row.conditions.throttled:
+            held[stem(row.model)] = " and the ".join(row.conditions.throttled).upper()
+    notes = [result.incomplete] if result.incomplete else []
+    if same:
+        notes.append(f"Plans with the same executable were timed once. {'; '.join(same)}.")
+    if peers:
+        each = "; ".join(peers.values())
+        notes.append(f"Peers have the cores of both sides, in their own processes: {each}.")
+    notes += [f"{of}: the clock of the {who} was held down meanwhile." for of, who in held.items()]
+    if pace:
+        ends = {side: (f"{min(of):.2f}", f"{max(of):.2f}") for side, of in pace.items()}
+        factors = (f"{side} {' to '.join(dict.fromkeys(of))}" for side, of in ends.items())
         notes.append(
-            f"{', '.join(slower)}: anchor ops took {', '.join(each)} of what they did when the "
+            f"{', '.join(slower)}: anchor ops took {', '.join(factors)} of what they did when the "
             "dataset was measured."
         )
     return notes
 
 
+def doubt_notes(result: EvalResult) -> list[str]:
+    """A note on latencies from a machine that may have been disturbed."""
+    rows = [row for row in result.rows if row.doubts and not row.same_as]
+    each = [f"{stem(row.model)} by {row.strategy}: {', '.join(row.doubts)}" for row in rows]
+    again = "Measure again, or for longer by --time."
+    return [f"Doubtful, as where other programs run: {'; '.join(each)}. {again}"] if each else []
+
+
+#: Sizes of tensors and weights on both sides.
+SIZES = ("cpu_bytes", "cpu_weight_bytes", "gpu_bytes", "gpu_weight_bytes")
+
+
 def eval_content(result: EvalResult) -> TextTable:
-    has_cold = any(row.cold_ms for row in result.rows)
-    has_ratio = any(row.predicted_over_measured is not None for row in result.rows)
-    columns = (
-        words("strategy"),
-        Column("latency (ms)"),
-        Column(f"median{NONE}p80 (ms)", spare=6),
-        *([Column("first run (ms)", spare=2)] if has_cold else []),
-        Column("predicted (ms)", spare=7),
-        *([Column("over measured", spare=3)] if has_ratio else []),
-        Column("speedup (\N{MULTIPLICATION SIGN})"),
-        Column("of ideal (%)", spare=5),
-        Column("cosine", spare=4),
-        Column("max rel err"),
-        Column("source", numeric=False, spare=1),
-    )
-    sections = (
-        TextSection(
-            stem(model),
-            tuple(
-                _eval_row(result, row, has_cold=has_cold, has_ratio=has_ratio)
-                for row in result.of(model)
-            ),
-        )
-        for model in result.models
-    )
+    rows = {
+        stem(model): [_eval_row(result, row) for row in result.of(model)] for model in result.models
+    }
     notes = [LATENCY, "speedup: over the better of cpu and gpu in the same run."]
-    if has_cold:
+    if any(row.cold_ms for row in result.rows):
         notes.append(f"first run: {TURNS}")
-    if has_ratio:
+    if any(row.predicted_over_measured is not None for row in result.rows):
         notes.append("over measured: predicted latency over that, the machine's drift divided out.")
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
             "ideal: the best measured ratio of every op alone, data sharing left out; computed, "
             "not run. The paper's bound; plans that fuse ops, or find them warm, may be faster."
         )
-    notes += same_notes(result)
-    notes += peer_notes(result)
-    notes += machine_notes(result)
-    notes += doubt_notes(result)
-    caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
-    return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption, "model")
+    caption = (
+        *soc_lines(result.soc),
+        *notes,
+        *eval_notes(result),
+        *doubt_notes(result),
+        *warnings([row.source for row in result.rows]),
+    )
+    heads = ("strategy", "latency (ms)", Column(f"median{NONE}p80 (ms)", spare=8), "first run (ms)",
+             "predicted (ms)", "over measured", f"speedup ({TIMES})", "of ideal (%)",
+             Column("cosine", spare=6), "max rel err", "memory (MB)", "energy (mJ)",
+             "source")  # fmt: skip
+    spare = ("source", "memory (MB)", "energy (mJ)", "first run (ms)", "over measured", "",
+             "of ideal (%)", "", "predicted (ms)")  # fmt: skip
+    title = f"Latency on {result.soc.name}"
+    return TextTable.plain(title, heads, rows, caption, spare=spare, by="model", filled=True)
 
 
-def _eval_row(result: EvalResult, row: EvalRow, *, has_cold: bool, has_ratio: bool) -> TextRow:
-    latency = row.latency_ms
+def _eval_row(result: EvalResult, row: EvalRow) -> tuple[Value, ...] | TextRow:
+    latency, of_ideal = row.latency_ms, result.of_ideal(row)
     if latency is None:
         return TextRow((row.strategy,), failure=row.reason or "no reason recorded")
-    cells = (
+    return (
         row.strategy,
-        digits(latency.level),
+        latency.level,
         spread(latency.median, latency.p80) if row.source != "computed" else NONE,
-        *([digits(row.cold_ms.level if row.cold_ms else None)] if has_cold else []),
-        digits(row.predicted_ms),
-        *([digits(row.predicted_over_measured)] if has_ratio else []),
-        digits(result.speedup(row)),
-        digits(result.of_ideal(row), percent=True),
+        row.cold_ms.level if row.cold_ms else None,
+        row.predicted_ms,
+        row.predicted_over_measured,
+        result.speedup(row),
+        of_ideal and 100 * of_ideal,
         nearness(row.cosine),
-        digits(row.max_rel_err),
+        row.max_rel_err,
+        sum((row.memory_bytes or {}).get(size, 0) for size in SIZES) / 1e6 or None,
+        row.energy_mj,
         row.source,
     )
-    return TextRow(cells, mark=mark([row.source]))
-
-
-def used_content(result: EvalResult) -> tuple[TextTable, ...]:
-    """Megabytes and millijoules of every row; none where neither is known."""
-    sizes = ("cpu_bytes", "cpu_weight_bytes", "gpu_bytes", "gpu_weight_bytes")
-    rows = {
-        stem(model): [
-            (
-                row.strategy,
-                *((row.memory_bytes or {}).get(size, 0) / 1e6 for size in sizes),
-                row.energy_mj,
-            )
-            for row in result.of(model)
-            if row.memory_bytes or row.energy_mj is not None
-        ]
-        for model in result.models
-    }
-    if not any(rows.values()):
-        return ()
-    heads = ("strategy", "CPU tensors (MB)", "CPU weights (MB)", "GPU tensors (MB)",
-             "GPU weights (MB)", "one inference (mJ)")  # fmt: skip
-    return (TextTable.plain("Memory and energy", heads, rows),)
 
 
 def train_content(result: TrainResult) -> TextTable:
     """A row per predictor and split, by target."""
-    cells: list[Cell[PredictorRow]] = [
-        (words("predictor"), lambda row: row.name),
-        (words("held out"), lambda row: "shapes" if row.split == "shape" else "rows"),
-        (Column("fit/test rows"), lambda row: f"{count(row.n_train)}/{count(row.n_test)}"),
-        (Column("within 10 % (%)"), lambda row: digits(row.acc10)),
-        (Column("within 5 % (%)"), lambda row: digits(row.acc5)),
-        (Column("MAPE (%)"), lambda row: digits(row.mape)),
-        (Column("bytes", spare=2), lambda row: count(row.bytes)),
-        (
-            Column("\N{MICRO SIGN}s per prediction", spare=4),
-            lambda row: digits(row.us_per_prediction),
-        ),
-        (words("source", spare=1), lambda _: listed(result.sources) or NOT_RECORDED),
-    ]
-    by_target: dict[str, list[PredictorRow]] = {}
+    source = listed(result.sources) or NOT_RECORDED
+    by_target: dict[str, list[tuple[Value, ...]]] = {}
     for row in result.predictors:
-        by_target.setdefault(_target(row), []).append(row)
+        split = "shapes" if row.split == "shape" else "rows"
+        rows = f"{count(row.n_train)}/{count(row.n_test)}"
+        cells = (row.name, split, rows, row.acc10, row.acc5, row.mape, row.bytes)
+        by_target.setdefault(_target(row), []).append((*cells, row.us_per_prediction, source))
     caption = (
         *soc_lines(result.soc),
         "Within 10 % and 5 %: the share of held-out rows predicted within that error. MAPE: mean "
         "absolute percentage error. Only shapes held out, all rows of an op shape at once, tell "
         "how an unseen op is predicted.",
-        f"Training took {digits(result.train_s)} s.",
-        *result.notes,
-        *warnings(result.sources),
+        *_training_lines(result),
     )
-    title, source = (
-        f"Held-out accuracy of the predictors for {result.soc.name}",
-        mark(result.sources),
-    )
-    return TextTable.of(title, by_target, cells, caption, mark=lambda _: source)
+    speed = "\N{MICRO SIGN}s per prediction"
+    heads = ("predictor", "held out", Column("fit/test rows"), Column("within 10 % (%)"),
+             Column("within 5 % (%)"), Column("MAPE (%)"), Column("bytes", spare=2),
+             Column(speed, spare=4), words("source", spare=1))  # fmt: skip
+    title = f"Held-out accuracy of the predictors for {result.soc.name}"
+    return TextTable.plain(title, heads, by_target, caption)
+
+
+def _training_lines(result: TrainResult) -> tuple[str, ...]:
+    took = f"Training took {digits(result.train_s)} s."
+    return (took, *result.notes, *warnings(result.sources))
 
 
 def _target(row: PredictorRow) -> str:
@@ -264,32 +205,25 @@ def _target(row: PredictorRow) -> str:
 def best_content(result: TrainResult) -> TextTable:
     """A row per target, with the predictor of least error on held-out shapes."""
     rows: list[tuple[Value, ...]] = []
-    is_tried = any(row.split == "shape" and row.mape is not None for row in result.predictors)
     for target in dict.fromkeys(map(_target, result.predictors)):
-        of_target = [row for row in result.predictors if _target(row) == target]
-        shapes = [row for row in of_target if row.split == "shape"]
+        shapes = [r for r in result.predictors if _target(r) == target and r.split == "shape"]
         tried = [row for row in shapes if row.mape is not None]
         best = min(tried, key=lambda row: row.mape or 0, default=None)
-        figures = (best.name, best.acc10, best.mape) if best else ("", None, None)
-        trained = max((row.n_train for row in shapes), default=None)
-        rows.append((target, trained, *(figures if is_tried else ())))
-    heads: tuple[str, ...] = ("target", "rows trained on")
-    title, held_out = f"Predictors for {result.soc.name}", ["None was tried on rows held out."]
-    if is_tried:
-        title = f"Best predictors for {result.soc.name}"
-        heads += ("best predictor", "within 10 % (%)", "MAPE (%)")
-        held_out = [
-            "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
-            "Every predictor is stored; --every lists them all, in both splits.",
-        ]
+        figures = (best.name, best.acc10, best.mape) if best else (None, None, None)
+        rows.append((target, max((row.n_train for row in shapes), default=None), *figures))
+    is_tried = any(row[2] for row in rows)
+    held_out = [
+        "Best: by the mean absolute percentage error (MAPE) on op shapes held out.",
+        "Every predictor is stored; --every lists them all, in both splits.",
+    ]
     caption = (
         *soc_lines(result.soc),
-        *held_out,
-        f"Training took {digits(result.train_s)} s.",
-        *result.notes,
-        *warnings(result.sources),
+        *(held_out if is_tried else ["None was tried on rows held out."]),
+        *_training_lines(result),
     )
-    return TextTable.plain(title, heads, rows, caption)
+    heads = ("target", "rows trained on", "best predictor", "within 10 % (%)", "MAPE (%)")
+    title = f"{'Best predictors' if is_tried else 'Predictors'} for {result.soc.name}"
+    return TextTable.plain(title, heads, rows, caption, filled=True)
 
 
 def plan_content(result: SearchResult) -> TextTable:
@@ -382,43 +316,34 @@ def _variants(chain: Chain, processor: str) -> str:
     """The kernel variants of a chain on one processor, most frequent first."""
     variants = Counter(chain.variants.get(op, {}).get(processor, "") for op in chain.ops)
     del variants[""]
-    times = "\N{MULTIPLICATION SIGN}"
-    texts = [f"{n} {times} {name}" if n > 1 else name for name, n in variants.most_common()]
+    texts = [f"{n} {TIMES} {name}" if n > 1 else name for name, n in variants.most_common()]
     return ", ".join(texts)
 
 
 def timeline_content(timelines: Sequence[InferenceProfile]) -> TextTable:
     """The time of one profiled inference by kind of span."""
-    cells: list[Cell[InferenceProfile]] = [
-        (words("strategy"), lambda p: p.strategy or p.model),
-        (Column("CPU computing (ms)"), lambda p: digits(p.ms(COMPUTING, "cpu"))),
-        (Column("GPU computing (ms)"), lambda p: digits(p.ms(COMPUTING, "gpu"))),
-        (Column("data sharing (ms)"), lambda p: digits(p.ms(SHARING))),
-        (Column("waiting (ms)"), lambda p: digits(p.ms(WAITING))),
-        (Column("end (ms)"), lambda p: digits(p.end_ms)),
-        (words("source"), lambda p: p.source),
-    ]
+    rows = [
+        (p.strategy or p.model, p.ms(COMPUTING, "cpu"), p.ms(COMPUTING, "gpu"), p.ms(SHARING),
+         p.ms(WAITING), p.end_ms, p.source)
+        for p in timelines
+    ]  # fmt: skip
+    heads = ("strategy", "CPU computing (ms)", "GPU computing (ms)", "data sharing (ms)",
+             "waiting (ms)", "end (ms)", "source")  # fmt: skip
     caption = (
         "One inference each, profiled, which slows it: compare shares, not latencies.",
         *warnings([timeline.source for timeline in timelines]),
     )
-    return TextTable.of("Where the time goes", timelines, cells, caption, mark=mark_of)
+    return TextTable.plain("Where the time goes", heads, rows, caption)
 
 
 def run_content(result: RunResult) -> TextTable:
     latency = result.latency_ms
-    cells: list[Cell[RunResult]] = [
-        (words("model"), lambda run: run.model),
-        (words("strategy"), lambda run: run.strategy or NONE),
-        (Column("latency (ms)"), lambda _: digits(latency.level)),
-        (Column(f"median{NONE}p80 (ms)"), lambda _: spread(latency.median, latency.p80)),
-        (Column("runs"), lambda _: count(latency.runs)),
-        (Column("predicted (ms)"), lambda run: digits(run.predicted_ms)),
-        (Column("data sharing (ms)"), lambda run: digits(run.data_sharing_ms)),
-        (words("source"), lambda run: run.source),
-    ]
+    row = (result.model, result.strategy, latency.level, spread(latency.median, latency.p80),
+           latency.runs, result.predicted_ms, result.data_sharing_ms, result.source)  # fmt: skip
+    heads = ("model", "strategy", "latency (ms)", Column(f"median{NONE}p80 (ms)"), "runs",
+             Column("predicted (ms)"), Column("data sharing (ms)"), "source")  # fmt: skip
     caption = (LATENCY, *soc_lines(result.soc), *warnings([result.source]))
-    return TextTable.of(f"Run of {result.model}", [result], cells, caption, mark=mark_of)
+    return TextTable.plain(f"Run of {result.model}", heads, [row], caption)
 
 
 #: Why a collection ended.
@@ -426,7 +351,6 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
-    "settled": "accuracy has settled",
     "battery": "the battery is low",
 }
 
@@ -476,85 +400,20 @@ def _side(kind: str, side: ProcessorSummary) -> str:
     return f"{kind}: {side.name} ({details})." if details else f"{kind}: {side.name}."
 
 
-def mark(sources: Sequence[str]) -> str:
-    """Names of the unmeasured sources among some, as text."""
-    return listed([source for source in sources if source in UNMEASURED])
-
-
-def mark_of(measured: Any) -> str:
-    """The source of a result if codl did not measure it, as text."""
-    return mark([measured.source])
-
-
 def warnings(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for source, text in WARNINGS.items() if source in sources)
 
 
-def comparison_content(result: EvalResult) -> TextTable:
-    """Latencies of an evaluation: a row per model, a column per strategy or peer, then speedups."""
-    names = list(dict.fromkeys(row.strategy for row in result.rows))
-    peers = {row.strategy for row in result.rows if row.peer}
-    planned = [name for name in names if name not in (*SINGLES, IDEAL, *peers)]
-    columns = (
-        words("model"),
-        *(Column(f"`{name}`") for name in names),
-        *(Column(f"speedup of `{name}`") for name in planned),
-    )
-    rows, failed = [], []
-    for model in result.models:
-        of = {row.strategy: row for row in result.of(model)}
-        levels = {n: digits(row.latency_ms.level) for n, row in of.items() if row.latency_ms}
-        failed += [row for row in of.values() if row.latency_ms is None]
-        cells = [levels.get(name, "failed" if name in of else NONE) for name in names]
-        speedups = [digits(result.speedup(of[name]) if name in of else None) for name in planned]
-        rows.append(TextRow((stem(model), *cells, *speedups)))
-    ideal = "`ideal` is computed: the best measured split of every op, without data sharing."
-    caption = (
-        f"Milliseconds, all of a model in one run, in turns. {LATENCY} Speedups are over the "
-        "faster of `cpu` and `gpu`.",
-        *([ideal] if IDEAL in names else []),
-        *_accuracy_note(result.rows),
-        *same_notes(result),
-        *peer_notes(result),
-        *machine_notes(result),
-        *(f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed),
-        *soc_lines(result.soc),
-        *warnings([row.source for row in result.rows]),
-        *origin_lines(result),
-    )
-    title, section = f"Latency on {result.soc.name}", TextSection("", tuple(rows))
-    return TextTable(title, columns, (section,), caption)
-
-
 def plans_content(result: SearchesResult) -> TextTable:
-    cells: list[Cell[Any]] = [
-        (words("model"), lambda plan: plan.model),
-        (words("strategy"), lambda plan: plan.strategy),
-        (Column("chains"), lambda plan: count(len(plan.chains))),
-        (Column("on both"), lambda plan: count(sum(0 < c.gpu_ratio < 1 for c in plan.chains))),
-        (Column("predicted (ms)"), lambda plan: digits(plan.predicted_ms)),
-        (Column("search (ms)"), lambda plan: digits(plan.search_ms)),
-    ]
+    rows: list[tuple[Value, ...] | TextRow] = [
+        (plan.model, plan.strategy, len(plan.chains),
+         sum(0 < chain.gpu_ratio < 1 for chain in plan.chains), plan.predicted_ms, plan.search_ms)
+        for plan in result.plans
+    ]  # fmt: skip
+    rows += [TextRow((failed.model,), failure=failed.reason) for failed in result.failed]
+    heads = ("model", "strategy", "chains", "on both", "predicted (ms)", "search (ms)")
     caption = (*soc_lines(result.soc), "Latencies are predicted; nothing was run.")
-    return TextTable.of(
-        f"Plans on {result.soc.name}",
-        [*result.plans, *result.failed],
-        cells,
-        caption,
-        failure=lambda plan: plan.reason if isinstance(plan, FailedSearch) else "",
-    )
-
-
-def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
-    """The worst output of all rows, against ONNX Runtime."""
-    cosines = [row.cosine for row in rows if row.cosine is not None]
-    errors = [row.max_rel_err for row in rows if row.max_rel_err is not None]
-    if not cosines or not errors:
-        return ()
-    return (
-        f"Against ONNX Runtime the least cosine of an output is {min(cosines):.9f}, the largest "
-        f"max_rel_err {digits(max(errors))}.",
-    )
+    return TextTable.plain(f"Plans on {result.soc.name}", heads, rows, caption)
 
 
 def bundles_content(results: Sequence[PackageResult]) -> TextTable:
@@ -577,46 +436,38 @@ def origin_lines(origin: ResultFile) -> tuple[str, ...]:
 
 def bench_content(result: BenchResult) -> TextTable:
     """A row per kernel variant that ran, or that refuses an op."""
-    cells: list[Cell[BenchedKernel | RefusedKernel]] = [
-        (words("variant"), lambda kernel: kernel.variant),
-        (words("processor"), lambda kernel: kernel.processor),
-        (Column("latency (ms)"), lambda kernel: digits(kernel.latency_ms)),
-        (Column("p80 (ms)", spare=1), lambda kernel: digits(kernel.p80_ms or None)),
-        (Column("GFLOP/s"), lambda kernel: digits(kernel.gflops)),
-    ]
-    by_op: dict[str, list[BenchedKernel | RefusedKernel]] = {}
-    for kernel in (*result.ops, *result.refused):
-        by_op.setdefault(kernel.op, []).append(kernel)
+    by_op: dict[str, list[tuple[Value, ...] | TextRow]] = {}
+    for kernel in result.ops:
+        cells = (kernel.variant, kernel.processor, kernel.latency_ms, kernel.p80_ms)
+        by_op.setdefault(kernel.op, []).append((*cells, kernel.gflops))
+    for refused in result.refused:
+        failed = TextRow((refused.variant,), failure=refused.reason)
+        by_op.setdefault(refused.op, []).append(failed)
     caption = (*soc_lines(result.soc), *warnings([result.source]))
     if result.elsewhere:
         caption += (f"{result.elsewhere} more are for other SoCs: --every lists them.",)
-    return TextTable.of("Kernels", by_op, cells, caption, failure=lambda kernel: kernel.reason)
+    heads = ("variant", "processor", "latency (ms)", "p80 (ms)", "GFLOP/s")
+    return TextTable.plain("Kernels", heads, by_op, caption, spare=["p80 (ms)"])
 
 
 def validation_content(result: ValidateResult) -> TextTable:
     """Every part of the ops of one plan."""
-    cells: list[Cell[CheckedOp]] = [
-        (words("op"), lambda op: op.op),
-        (words("processor"), lambda op: op.processor),
-        (words("variant"), lambda op: op.variant),
-        (
-            words("stored", spare=2),
-            lambda op: f"{op.layout} {op.precision.get('stored', '')}".strip() or NONE,
-        ),
-        (words("verdict"), lambda op: f"{op.verdict}: {op.reason}" if op.reason else op.verdict),
-        (Column("cosine"), lambda op: nearness(op.cosine)),
-        (Column("error", spare=4), lambda op: digits(op.max_rel_err)),
-        (Column("so far", spare=3), lambda op: digits(op.accumulated_max_rel_err)),
-        (words("why there", spare=1), lambda op: op.placed or NONE),
-    ]
+    rows = [
+        (op.op, op.processor, op.variant, f"{op.layout} {op.precision.get('stored', '')}".strip(),
+         f"{op.verdict}: {op.reason}" if op.reason else op.verdict, nearness(op.cosine),
+         op.max_rel_err, op.accumulated_max_rel_err, op.placed)
+        for op in result.ops
+    ]  # fmt: skip
+    heads = ("op", "processor", "variant", "stored", "verdict", "cosine", "error", "so far",
+             "why there")  # fmt: skip
     caption = (
         "Error: the largest difference over the largest value, of the op alone on the reference's "
         "inputs; so far: the same in the whole plan up to there.",
         *soc_lines(result.soc),
     )
-    return TextTable.of(
-        f"Ops of {result.model} by {result.strategy or NONE}", result.ops, cells, caption
-    )
+    title = f"Ops of {result.model} by {result.strategy or NONE}"
+    spare = ("why there", "stored", "so far", "error")
+    return TextTable.plain(title, heads, rows, caption, spare=spare)
 
 
 def validation_findings(result: ValidateResult) -> tuple[str, ...]:

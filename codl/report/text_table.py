@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from math import floor, log10
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import rich.table
 from rich.cells import cell_len
@@ -21,40 +20,35 @@ NONE = "\N{EN DASH}"
 BETWEEN, OUTER = 3, 1
 #: Pages fold tables with more rows.
 FOLDED = 40
-T = TypeVar("T")
 #: The value of a cell: words, a whole number, or a number of three digits.
 Value: TypeAlias = str | float | None
+Rows: TypeAlias = "Iterable[Sequence[Value] | TextRow]"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A header with its unit. Neighbours of one `group` share a header above.
-
-    A narrow terminal drops columns with the lowest `spare` first; 0 is never dropped.
-    """
+    """A header with its unit; a narrow terminal drops columns with the lowest `spare` above 0."""
 
     header: str
-    group: str = ""
     numeric: bool = True
     spare: int = 0
 
 
 #: A column of words instead of numbers.
 words = partial(Column, numeric=False)
-#: A column, and the function that makes its cell of a value.
-Cell: TypeAlias = tuple[Column, Callable[[T], str]]
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """Cells, the first with the row's name; a failed row has only a name and a reason.
-
-    `mark` is the source of numbers that were not measured for this report, else empty.
-    """
+    """Cells, the first with the row's name; a failed row has only a name and a reason."""
 
     cells: tuple[str, ...]
     failure: str = ""
-    mark: str = ""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The cells outside of pages, where columns are too narrow for the reason of a failure."""
+        return (self.cells[0], "failed") if self.failure else self.cells
 
 
 @dataclass(frozen=True)
@@ -80,79 +74,54 @@ class TextTable:
     by: str = "part"
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        values: Iterable[T] | Mapping[str, Iterable[T]],
-        cells: Sequence[Cell[T]],
-        caption: Iterable[str] = (),
-        *,
-        mark: Callable[[T], str] = lambda _: "",
-        failure: Callable[[T], str] = lambda _: "",
-    ) -> TextTable:
-        """A table with a row per value, in sections if values are given by heading.
-
-        `failure` returns why a value's other cells are missing.
-        """
-
-        def row(value: T) -> TextRow:
-            first, *others = (cell for _, cell in cells)
-            if reason := failure(value):
-                return TextRow((first(value),), failure=reason)
-            return TextRow((first(value), *(cell(value) for cell in others)), mark=mark(value))
-
-        by_heading = values if isinstance(values, Mapping) else {"": values}
-        sections = (
-            TextSection(heading, tuple(map(row, values))) for heading, values in by_heading.items()
-        )
-        return cls(title, tuple(column for column, _ in cells), tuple(sections), tuple(caption))
-
-    @classmethod
     def plain(
         cls,
         title: str,
-        headers: Sequence[str],
-        rows: Iterable[Sequence[Value]] | Mapping[str, Iterable[Sequence[Value]]],
+        headers: Sequence[str | Column],
+        rows: Rows | Mapping[str, Rows],
         caption: Iterable[str] = (),
         *,
         spare: Sequence[str] = (),
+        by: str = "part",
+        filled: bool = False,
     ) -> TextTable:
         """A table of values, in sections if they are given by heading.
 
-        `spare` are the headers of columns that a narrow terminal drops, the first one first.
+        A header alone is of numbers where its values are. `spare` are the headers of columns that
+        a narrow terminal drops, the first one first. A failed row is given as a `TextRow`. A
+        `filled` table has no columns without values.
         """
         by_heading = rows if isinstance(rows, Mapping) else {"": rows}
         lines = {heading: list(values) for heading, values in by_heading.items()}
+        values = [row for of in lines.values() for row in of if not isinstance(row, TextRow)]
+        known = [
+            [row[at] for row in values if row[at] not in (None, "")] for at in range(len(headers))
+        ]
+        kept = [at for at, cells in enumerate(known) if cells or not filled]
 
-        def column(at: int, header: str) -> Column:
-            values = [row[at] for section in lines.values() for row in section]
-            known = [value for value in values if value not in (None, "")]
-            is_numeric = bool(known) and not any(isinstance(value, str) for value in known)
+        def column(at: int) -> Column:
+            header = headers[at]
+            if isinstance(header, Column):
+                return header
+            is_numeric = bool(known[at]) and not any(isinstance(cell, str) for cell in known[at])
             rank = 1 + spare.index(header) if header in spare else 0
             return Column(header, numeric=is_numeric, spare=rank)
 
-        sections = (
-            TextSection(heading, tuple(TextRow(tuple(map(cell_text, row))) for row in section))
-            for heading, section in lines.items()
-        )
-        columns = tuple(column(at, header) for at, header in enumerate(headers))
-        return cls(title, columns, tuple(sections), tuple(caption))
+        def text_row(row: Sequence[Value] | TextRow) -> TextRow:
+            if isinstance(row, TextRow):
+                return row
+            return TextRow(tuple(cell_text(row[at]) for at in kept))
+
+        sections = (TextSection(of, tuple(map(text_row, rows))) for of, rows in lines.items())
+        return cls(title, tuple(map(column, kept)), tuple(sections), tuple(caption), by)
 
     @property
     def is_long(self) -> bool:
         """True where a page folds the table."""
         return sum(len(section.rows) for section in self.sections) > FOLDED
 
-    def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
-        """Neighbouring columns by common header; each column without one is alone."""
-        groups: list[tuple[str, tuple[Column, ...]]] = []
-        for group, run in groupby(self.columns, key=lambda column: column.group):
-            columns = tuple(run)
-            groups += [(group, columns)] if group else [("", (column,)) for column in columns]
-        return groups
-
     def failures(self) -> Iterator[str]:
-        """A sentence per failed row, because terminal columns are too narrow for reasons."""
+        """A sentence per failed row."""
         for section in self.sections:
             for row in section.rows:
                 if row.failure:
@@ -167,7 +136,7 @@ class TextTable:
             if sum(max(map(cell_len, self._cells(at, words=True))) for at in columns) <= room:
                 break
             columns = {at: other for at, other in columns.items() if other is not column}
-            dropped.append(" ".join(_with_group(column, " ").split()))
+            dropped.append(column.header)
         notes = [*self.failures(), *self.caption]
         if dropped:
             names = ", ".join(dropped)
@@ -181,28 +150,28 @@ class TextTable:
         room = options.max_width - BETWEEN * len(columns) - OUTER
         for (_, column), width in zip(columns.items(), self._widths(columns, room), strict=True):
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
-            header = Text(_with_group(column, "\n"))
-            table.add_column(header, justify=justify, width=width, overflow="fold")
+            table.add_column(Text(column.header), justify=justify, width=width, overflow="fold")
         for section in self.sections:
             if section.heading:
                 table.add_row(Text(section.heading, style="bold"))
             for row in section.rows:
-                cells = _rich_cells(row)
+                style = "red" if row.failure else ""
+                cells = [Text(cell, style if at else "") for at, cell in enumerate(row.shown)]
                 table.add_row(*(cells[at] for at in columns if at < len(cells)))
             table.add_section()
         yield table
 
     def _cells(self, at: int, *, words: bool) -> list[str]:
         """The words or the lines of a column, with those of its header."""
-        texts = [_with_group(self.columns[at], "\n")]
+        texts = [self.columns[at].header]
         for section in self.sections:
             texts += [section.heading] if at == 0 else []
-            texts += [str(cells[at]) for cells in map(_rich_cells, section.rows) if at < len(cells)]
+            texts += [row.shown[at] for row in section.rows if at < len(row.shown)]
         return [part for text in texts for part in (text.split() if words else text.splitlines())]
 
     def _widths(self, columns: Iterable[int], room: int) -> list[int]:
         """Widths of columns: their longest lines, else their words, else their headers, as fit."""
-        headers = (_with_group(self.columns[at], "\n").split() for at in columns)
+        headers = (self.columns[at].header.split() for at in columns)
         widths = [max(map(cell_len, words), default=1) for words in headers]
         for is_words in (True, False):
             wanted = [
@@ -216,21 +185,16 @@ class TextTable:
 
     def to_markdown(self) -> str:
         """A pipe table with its caption; headings of sections, if any, are the first column."""
-        has_headings = any(section.heading for section in self.sections)
-        headers = [_with_group(column, " ") for column in self.columns]
         rules = ["---:" if column.numeric else "---" for column in self.columns]
-        lines = [headers, rules]
-        lines += [_plain_cells(row, len(headers)) for s in self.sections for row in s.rows]
-        if has_headings:
+        lines = [[self.by, *(column.header for column in self.columns)], ["---", *rules]]
+        for section in self.sections:
             # A heading appears once for its rows.
-            headings = [
-                "" if at else section.heading
-                for section in self.sections
-                for at, _ in enumerate(section.rows)
-            ]
-            lines = [
-                [text, *line] for text, line in zip([self.by, "---", *headings], lines, strict=True)
-            ]
+            headings = [section.heading, *("" for _ in section.rows)]
+            for heading, row in zip(headings, section.rows, strict=False):
+                missing = [""] * (len(self.columns) - len(row.shown))
+                lines.append([heading, *row.shown, *missing])
+        if not any(section.heading for section in self.sections):
+            lines = [line[1:] for line in lines]
         table = [f"| {' | '.join(map(_in_markdown, line))} |" for line in lines]
         notes = " ".join([*self.failures(), *self.caption])
         wrapped = wrap(notes, 100, break_on_hyphens=False)
@@ -249,24 +213,9 @@ def cell_text(value: Value) -> str:
     return count(value) if isinstance(value, int) else digits(value)
 
 
-def _with_group(column: Column, between: str) -> str:
-    return f"{column.group}{between}{column.header}" if column.group else column.header
-
-
-def _plain_cells(row: TextRow, count: int) -> list[str]:
-    cells = [row.cells[0], "failed"] if row.failure else list(row.cells)
-    return cells + [""] * (count - len(cells))
-
-
 def _in_markdown(cell: str) -> str:
     """A cell with the characters escaped that would end the cell or the row."""
     return cell.replace("|", "\\|").replace("\n", "<br>")
-
-
-def _rich_cells(row: TextRow) -> list[Text]:
-    if row.failure:
-        return [Text(row.cells[0]), Text("failed", style="red")]
-    return [Text(cell, style="yellow" if row.mark else "") for cell in row.cells]
 
 
 def digits(value: float | None, *, percent: bool = False) -> str:

@@ -1,20 +1,19 @@
-"""Traces for Perfetto (https://ui.perfetto.dev): a recording as tracks, slices, flows, counters."""
+"""Traces for Perfetto (https://ui.perfetto.dev): a recording as tracks, slices and counters."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from codl import files
-from codl.ir.executable import Access, Executable, GpuOp, Relayout, Step, Transfer
+from codl.ir.executable import Executable, GpuOp, Relayout, Transfer
 from codl.ir.plan import Plan
 from codl.ir.records.results import SpanKind
 from codl.plan.price import PlacedSpan
@@ -22,8 +21,6 @@ from codl.report.recording import Recording
 
 #: Notes that a slice shows besides its name.
 Notes: TypeAlias = "Mapping[str, str | float | Sequence[str]]"
-#: Milliseconds of spans by net, step and kind.
-Totals: TypeAlias = "Mapping[tuple[int | None, int | None, SpanKind], float]"
 #: The timestamp at which traces begin, and the packets' only sequence number.
 BEGIN_NS, SEQUENCE = 1_000_000, 1
 #: Tracks of an inference from top to bottom.
@@ -40,16 +37,11 @@ OF_CPU: Mapping[SpanKind, str] = {
     "unmap": TRANSFERS,
     "sync": WAITS,
 }
-#: Kinds of spans that wait for memory or data, and so begin before the data exist.
-WAITING: tuple[SpanKind, ...] = ("map", "sync")
 
 
 @dataclass
 class Slice:
-    """A slice from `start_ns` to `end_ns`; with `is_instant` and equal ends, an instant.
-
-    Flows of `flows` pass through it; flows of `ending` end in it.
-    """
+    """A slice from `start_ns` to `end_ns`."""
 
     name: str
     category: str
@@ -57,42 +49,17 @@ class Slice:
     end_ns: int
     notes: Notes = field(default_factory=dict)
     inner: list[Slice] = field(default_factory=list)
-    flows: list[int] = field(default_factory=list)
-    ending: list[int] = field(default_factory=list)
-    is_instant: bool = False
 
 
-class TrackSummary(NamedTuple):
-    """A track of a trace: the number of its slices, and their total milliseconds."""
-
-    process: str
-    track: str
-    slices: int
-    ms: float
-
-
-@dataclass(frozen=True)
-class WrittenTrace:
-    path: Path
-    bytes: int
-    tracks: tuple[TrackSummary, ...]
-    flows: int
-    counters: tuple[str, ...]
-
-
-def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> WrittenTrace:
-    """Write a recording as a Perfetto trace.
+def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> Path:
+    """Write a recording as a Perfetto trace, and return its path.
 
     `title` names its processes; `source` is the source of its predictions. Raises `CodlError` where
     the file cannot be written. A crash leaves no partial file.
     """
-    packets, tracks, flows = _Packets(), [], count(1)
-    measured = [lanes_of(recording, run.spans, run.at_ms, flows) for run in recording.inferences]
-    predicted = [
-        lanes_of(recording, recording.predicted, at_ms, flows, is_predicted=True)
-        for at_ms in _apart(recording)
-    ]
-    counters: tuple[str, ...] = ()
+    packets = _Packets()
+    measured = [lanes_of(recording, spans, at_ms) for at_ms, spans in recording.inferences]
+    predicted = [lanes_of(recording, recording.predicted, at_ms) for at_ms in _apart(recording)]
     processes = {f"measured: {title}": measured, f"predicted ({source}): {title}": predicted}
     for name, runs in processes.items():
         if not runs:
@@ -101,12 +68,9 @@ def write_trace(recording: Recording, out: Path, *, title: str, source: str) -> 
         for rank, track in enumerate(TRACKS):
             slices = [piece for lanes in runs for piece in lanes[track]]
             packets.slices(packets.track(process, track, rank), slices)
-            tracks.append(_summary(name, track, slices))
         if runs is measured:
-            counters = packets.counters(process, recording)
-    path = files.write(out, packets.content)
-    used = next(flows) - 1
-    return WrittenTrace(path, path.stat().st_size, tuple(tracks), used, counters)
+            packets.counters(process, recording)
+    return files.write(out, packets.content)
 
 
 def _apart(recording: Recording) -> Iterator[float]:
@@ -114,34 +78,22 @@ def _apart(recording: Recording) -> Iterator[float]:
     done_ms = 0.0
     if not recording.predicted:
         return
-    for at_ms in [run.at_ms for run in recording.inferences] or [0.0]:
+    for at_ms in [at_ms for at_ms, _ in recording.inferences] or [0.0]:
         if at_ms >= done_ms:
             done_ms = at_ms + max(placed.span.end_ms for placed in recording.predicted)
             yield at_ms
-
-
-def _summary(process: str, track: str, slices: Sequence[Slice]) -> TrackSummary:
-    leaves = [
-        piece for outer in slices for piece in (outer.inner if outer.category == CHAIN else [outer])
-    ]
-    ms = 1e-6 * sum(piece.end_ns - piece.start_ns for piece in leaves)
-    return TrackSummary(process, track, len(leaves), ms)
 
 
 def lanes_of(
     recording: Recording,
     spans: Sequence[PlacedSpan],
     at_ms: float,
-    flows: Iterator[int],
-    *,
-    is_predicted: bool = False,
 ) -> dict[str, list[Slice]]:
     """The slices of one inference that began at `at_ms`, by track."""
     executable, plan = recording.executable, recording.plan
-    others_ms = _others_ms(recording, is_predicted)
     pieces = []
     for placed in spans:
-        span, notes = placed.span, _notes(executable, plan, placed, others_ms, is_predicted)
+        span, notes = placed.span, _notes(executable, plan, placed)
         start, end = (BEGIN_NS + round(1e6 * (at_ms + ms)) for ms in (span.start_ms, span.end_ms))
         pieces.append((placed, Slice(span.label, span.kind, start, end, notes)))
     lanes: dict[str, list[Slice]] = {track: [] for track in TRACKS}
@@ -157,7 +109,6 @@ def lanes_of(
             inner = [piece for placed, piece in group if placed.span.kind != "layer"]
             is_chain = track in (COMPUTING, QUEUE)
             lanes[track] += [_chain(executable, plan, stage, inner)] if is_chain else inner
-    _draw_flows(executable, pieces, flows)
     return lanes
 
 
@@ -187,95 +138,14 @@ def _chain(executable: Executable, plan: Plan, stage: int, inner: list[Slice]) -
     return Slice(name, CHAIN, inner[0].start_ns, inner[-1].end_ns, notes, inner)
 
 
-def _draw_flows(
-    executable: Executable, pieces: Sequence[tuple[PlacedSpan, Slice]], flows: Iterator[int]
-) -> None:
-    """Draw a flow per transfer, from the maker of the tensor through its moves to its reader."""
-    by_step: dict[int, list[int]] = defaultdict(list)
-    for at, (placed, _) in enumerate(pieces):
-        if placed.step is not None and isinstance(executable.steps[placed.step], Transfer):
-            by_step[placed.step].append(at)
-    for way in by_step.values():
-        step = _step(executable, pieces[way[0]][0])
-        assert isinstance(step, Transfer)
-        source, target = ("cpu", "gpu") if step.direction == "to_gpu" else ("gpu", "cpu")
-        tensor = executable.tensors[step.source.tensor].name
-        makers = [
-            (placed, piece)
-            for placed, piece in pieces[: way[0]]
-            if placed.span.processor == source
-            and tensor in _tensors(executable, placed, written=True)
-        ]
-        moves = [pieces[at] for at in way if pieces[at][0].span.kind not in WAITING]
-        readers = [
-            (placed, piece)
-            for placed, piece in pieces[way[-1] :]
-            if placed.span.processor == target
-            and tensor in _tensors(executable, placed, written=False)
-        ]
-        path = [*makers[-1:], *moves, *readers[:1]]
-        waits = [pieces[at] for at in way if pieces[at][0].span.kind == "sync"]
-        if waits and not readers and moves[-1:] == path[-1:]:  # only the engine's caller reads it
-            path += [(placed, _arrival(wait)) for placed, wait in waits[-1:]]
-        if len({placed.span.processor for placed, _ in path}) == 2:
-            flow = next(flows)
-            for _, piece in path[:-1]:
-                piece.flows.append(flow)
-            path[-1][1].ending.append(flow)
-
-
-def _arrival(wait: Slice) -> Slice:
-    name = f"arrived: {wait.name}"
-    wait.inner.append(Slice(name, "arrived", wait.end_ns, wait.end_ns, is_instant=True))
-    return wait.inner[-1]
-
-
-def _tensors(executable: Executable, placed: PlacedSpan, *, written: bool) -> set[str]:
-    """Names of the tensors that a span computes, or reads."""
-    step, accesses = _step(executable, placed), list[Access]()
-    if placed.net is not None:
-        net = executable.nets[placed.net]
-        accesses = [*(net.writes if written else net.reads)]
-    elif isinstance(step, GpuOp):
-        accesses = [step.writes] if written else [*step.reads]
-    elif isinstance(step, Relayout):
-        accesses = [step.target if written else step.source]
-    return {executable.tensors[access.tensor].name for access in accesses}
-
-
-def _step(executable: Executable, placed: PlacedSpan) -> Step | None:
-    return None if placed.step is None else executable.steps[placed.step]
-
-
-def _others_ms(recording: Recording, is_predicted: bool) -> Totals:
-    """Totals of the other process: the predictions, or the means of measured inferences."""
-    if not is_predicted:
-        return _totals(recording.predicted)
-    runs = [_totals(run.spans) for run in recording.inferences]
-    return {key: fmean(run.get(key, 0.0) for run in runs) for run in runs for key in run}
-
-
-def _totals(spans: Iterable[PlacedSpan]) -> Totals:
-    totals: dict[tuple[int | None, int | None, SpanKind], float] = defaultdict(float)
-    for placed in spans:
-        totals[placed.net, placed.step, placed.span.kind] += placed.span.ms
-    return totals
-
-
-def _notes(
-    executable: Executable, plan: Plan, placed: PlacedSpan, others_ms: Totals, is_predicted: bool
-) -> Notes:
-    """What a slice shows: its time here and in the other process, its chain, and its work."""
-    here, there = ("predicted", "measured") if is_predicted else ("measured", "predicted")
-    notes: dict[str, str | float | Sequence[str]] = {f"{here} (ms)": placed.span.ms}
-    key = (placed.net, placed.step, placed.span.kind)
-    if placed.span.kind != "layer" and key in others_ms:
-        notes[f"{there} (ms)"] = others_ms[key]
+def _notes(executable: Executable, plan: Plan, placed: PlacedSpan) -> Notes:
+    """What a slice shows: its time, its chain, and its work."""
+    notes: dict[str, str | float | Sequence[str]] = {"ms": placed.span.ms}
     label = executable.stages[placed.stage].label
     for chain in plan.chains:
         if chain.label == label:
             notes |= {"chain": label, "dimension": chain.dim, "GPU ratio": chain.gpu_ratio}
-    step = _step(executable, placed)
+    step = None if placed.step is None else executable.steps[placed.step]
     if placed.net is not None:
         net = executable.nets[placed.net]
         notes["ops"] = [f"{layer.name}: {layer.op}" for layer in net.layers]
@@ -326,24 +196,20 @@ class _Packets:
     def slices(self, track: int, slices: Sequence[Slice]) -> None:
         """Add slices in order, each with its inner slices."""
         for piece in slices:
-            kind = TrackEvent.TYPE_INSTANT if piece.is_instant else TrackEvent.TYPE_SLICE_BEGIN
-            event = self._event(track, piece.start_ns, kind)
+            event = self._event(track, piece.start_ns, TrackEvent.TYPE_SLICE_BEGIN)
             event.name = piece.name
             event.categories.append(piece.category)
-            event.flow_ids.extend(piece.flows)
-            event.terminating_flow_ids.extend(piece.ending)
             for name, value in piece.notes.items():
                 _annotate(event.debug_annotations.add(), name, value)
             self.slices(track, piece.inner)
-            if not piece.is_instant:
-                self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
+            self._event(track, piece.end_ns, TrackEvent.TYPE_SLICE_END)
 
-    def counters(self, process: int, recording: Recording) -> tuple[str, ...]:
-        """Add counters of sensors with values; returns their names."""
+    def counters(self, process: int, recording: Recording) -> None:
+        """Add counters of sensors with values."""
         series: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for reading in recording.readings:
-            for name, value in reading.values.items():
-                series[name].append((reading.at_ms, value))
+        for at_ms, values in recording.readings:
+            for name, value in values.items():
+                series[name].append((at_ms, value))
         if recording.power_w is not None:
             series["power, in the mean of plain runs (W)"].append((0.0, recording.power_w))
         for rank, (name, points) in enumerate(series.items(), start=len(TRACKS)):
@@ -351,7 +217,6 @@ class _Packets:
             for at_ms, value in points:
                 event = self._event(track, BEGIN_NS + round(1e6 * at_ms), TrackEvent.TYPE_COUNTER)
                 event.double_counter_value = value
-        return tuple(series)
 
     def _event(self, track: int, at_ns: int, kind: int) -> Any:
         packet = self._builder.add_packet()

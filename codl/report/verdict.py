@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from statistics import geometric_mean
 from typing import Any
@@ -75,12 +75,10 @@ def strategy_snippet(model: str, soc: str, strategy: str, options: Mapping[str, 
 
 def library_snippet(model: str, library: str, threads: int) -> str:
     """Lines that run a model, written to a file if built-in; "" without known lines."""
-    is_file = model.endswith(".onnx")
-    file = model if is_file else f"{model}.onnx"
+    file = model if model.endswith(".onnx") else f"{model}.onnx"
     named = {"model": model, "file": file, "threads": threads}
     lines = LIBRARIES.get(library, "").format(**named, stem=str(PurePath(file).with_suffix("")))
-    is_written = lines and not is_file
-    return f"{EXPORT.format(**named)}\n{lines}" if is_written else lines
+    return f"{EXPORT.format(**named)}\n{lines}" if lines and file != model else lines
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -119,7 +117,7 @@ def _model_verdict(result: EvalResult, model: str) -> ModelVerdict | None:
     named = {"model": model, "soc": result.soc.name, "use": first.strategy, "kind": _kind(first)}
     what, ms = f"For {stem(model)} on {result.soc.name} use {_description(first)}", _level(first)
     mark = f", {first.source}" if first.source in UNMEASURED else ""
-    mark += ", on a disturbed machine" if result.doubts(first) else ""
+    mark += ", on a disturbed machine" if first.doubts else ""
     known: dict[str, Any] = {
         **named,
         "latency_ms": ms,
@@ -129,23 +127,18 @@ def _model_verdict(result: EvalResult, model: str) -> ModelVerdict | None:
     if not others:
         text = f"{what}: {digits(ms)} ms{mark}; nothing else ran with right outputs."
         return ModelVerdict(**known, sentence=text)
-    second, margin = others[0], _level(others[0]) / ms - 1
-    assert first.latency_ms is not None
-    assert second.latency_ms is not None
+    second, next_ms = others[0], _level(others[0])
+    margin = next_ms / ms - 1
+    assert first.latency_ms
+    assert second.latency_ms
     is_clear = first.latency_ms.p80 < second.latency_ms.p20
     text = (
         f"{what}: {digits(ms)} ms{mark}; the next, {_description(second)}, takes "
-        f"{digits(_level(second))} ms, {100 * margin:.1f} % longer"
+        f"{digits(next_ms)} ms, {100 * margin:.1f} % longer"
         f"{'' if is_clear else ', and their spreads overlap'}."
     )
-    return ModelVerdict(
-        **known,
-        sentence=text,
-        next=second.strategy,
-        next_ms=_level(second),
-        margin=margin,
-        is_clear=is_clear,
-    )
+    known |= {"next": second.strategy, "next_ms": next_ms, "margin": margin, "is_clear": is_clear}
+    return ModelVerdict(**known, sentence=text)
 
 
 def _kind(row: EvalRow) -> Kind:
@@ -186,26 +179,21 @@ def _level(row: EvalRow) -> float:
     return row.latency_ms.level
 
 
-def _row_of(result: EvalResult, model: str, strategy: str) -> EvalRow | None:
-    return next((r for r in result.of(model) if r.strategy == strategy and r.latency_ms), None)
-
-
-def _speedups(result: EvalResult, strategy: str) -> list[float]:
-    rows = [_row_of(result, model, strategy) for model in result.models]
-    return [speedup for row in rows if row and (speedup := result.speedup(row))]
-
-
 def _conclusion(result: EvalResult) -> str:
     """The gain of the best strategy that ran on every model with a processor alone."""
-    alone = {row.model for row in result.rows if row.latency_ms and row.strategy in SINGLES}
-    planned = [
-        row.strategy for row in result.rows if _kind(row) == "plan" and row.strategy != IDEAL
-    ]
-    speedups = {name: _speedups(result, name) for name in dict.fromkeys(planned)}
-    speedups = {name: values for name, values in speedups.items() if len(values) == len(alone)}
+    timed = [row for row in result.rows if row.latency_ms]
+    alone = {row.model for row in timed if row.strategy in SINGLES}
+    plans: dict[str, dict[str, EvalRow]] = {}
+    for row in timed:
+        if _kind(row) == "plan" and row.strategy != IDEAL and result.speedup(row):
+            plans.setdefault(row.strategy, {})[row.model] = row
+    speedups = {
+        name: [result.speedup(row) or 0.0 for row in of.values()]
+        for name, of in plans.items()
+        if len(of) == len(alone)
+    }
     if not speedups or not alone:
-        nothing = "No strategy ran beside a processor alone: there is nothing to compare with."
-        return nothing + _caveats(result)
+        return "No strategy ran beside a processor alone: there is nothing to compare with."
     best = max(speedups, key=lambda name: geometric_mean(speedups[name]))
     mean = geometric_mean(speedups[best])
     how = f"{mean:.2f} times as fast as" if mean >= 1 else f"slower ({mean:.2f} {TIMES}) than"
@@ -215,28 +203,18 @@ def _conclusion(result: EvalResult) -> str:
             f" in the geometric mean of {len(alone)} models, from {min(speedups[best]):.2f} to "
             f"{max(speedups[best]):.2f}"
         )
-    return f"{text}{_beside_libraries(result, best)}.{_caveats(result)}"
+    return f"{text}{_beside_libraries(timed, plans[best])}."
 
 
-def _beside_libraries(result: EvalResult, best: str) -> str:
-    ratios = []
-    for model in result.models:
-        plan = _row_of(result, model, best)
-        libraries = [_level(row) for row in result.of(model) if row.peer and row.latency_ms]
-        if plan and libraries:
-            ratios.append(min(libraries) / _level(plan))
+def _beside_libraries(timed: Sequence[EvalRow], plans: Mapping[str, EvalRow]) -> str:
+    libraries: dict[str, list[float]] = {}
+    for row in timed:
+        if row.peer and row.model in plans:
+            libraries.setdefault(row.model, []).append(_level(row))
+    ratios = [min(of) / _level(plans[model]) for model, of in libraries.items()]
     if not ratios:
         return ""
     mean = geometric_mean(ratios)
     if mean >= 1:
         return f", and {mean:.2f} times as fast as the best library on all cores"
     return f"; the best library on all cores is {1 / mean:.2f} times as fast as that"
-
-
-def _caveats(result: EvalResult) -> str:
-    timed = [row for row in result.rows if row.latency_ms and not row.same_as]
-    doubtful = sum(bool(result.doubts(row)) for row in timed)
-    sources = [source for source in UNMEASURED if any(row.source == source for row in timed)]
-    are = "is" if doubtful == 1 else "are"
-    text = f" {doubtful} of {len(timed)} latencies {are} doubtful." if doubtful else ""
-    return text + (f" Not measured here: {' and '.join(sources)} latencies." if sources else "")

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import fsum
 
 from codl.ir.records.results import WIDE
 from codl.ir.records.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, WholeOp
 from codl.ir.types import PROCESSORS, Processor
 from codl.report.results import ExplainResult
-from codl.report.tables import coverage_notes, first_to_last, mark, ratio_text, soc_lines, warnings
+from codl.report.tables import coverage_notes, first_to_last, ratio_text, soc_lines, warnings
 from codl.report.text_table import (
     NONE,
-    Cell,
     Column,
-    TextRow,
-    TextSection,
     TextTable,
+    Value,
     digits,
-    words,
 )
 
 PREDICTED, MEASURED = "predicted", "measured"
 #: Milliseconds below this are rounding errors of sums.
 NOTHING = 1e-9
-#: Least gap between the processors' ends to report, relative to the chain, and most reports.
-APART, MOST_WAITS = 0.05, 5
-#: Labels of the transfer of results to the CPU, and of terms without a column.
-RESULTS, OTHERS = "(results)", "others"
+#: Label of the transfer of results to the CPU.
+RESULTS = "(results)"
 
 
 @dataclass(frozen=True)
@@ -54,28 +48,20 @@ def steps_of(result: ExplainResult) -> list[WaterfallLine]:
     return steps
 
 
-def contents(
-    result: ExplainResult, *, terms: int | None = None, ops: int | None = None
-) -> tuple[TextTable, ...]:
-    """The waterfall, its chains with the most `terms`, and the `ops` left whole that save most."""
+def contents(result: ExplainResult, *, ops: int | None = None) -> tuple[TextTable, ...]:
+    """The waterfall, its chains, and the `ops` left whole that save most."""
     whole = (whole_content(result, most=ops),) if result.whole else ()
-    return (waterfall_content(result), chains_content(result, most=terms), *whole)
+    return (waterfall_content(result), chains_content(result), *whole)
 
 
 def waterfall_content(result: ExplainResult) -> TextTable:
     """A line for every term of the model."""
-    bound_ms = result.bound_ms
-
-    def of_bound(step: WaterfallLine) -> str:
-        return digits(step.total_ms / bound_ms, percent=True) if bound_ms else NONE
-
-    cells: list[Cell[WaterfallLine]] = [
-        (words("term"), lambda step: step.name),
-        (Column("ms"), lambda step: NONE if step.ms is None else signed(step.ms)),
-        (Column("total (ms)"), lambda step: digits(step.total_ms)),
-        (Column("of the bound (%)"), of_bound),
-        (words("what it is"), lambda step: what_of(step.name, result)),
-    ]
+    rows = [
+        (step.name, NONE if step.ms is None else signed(step.ms), step.total_ms,
+         100 * step.total_ms / result.bound_ms if result.bound_ms else None,
+         what_of(step.name, result))
+        for step in steps_of(result)
+    ]  # fmt: skip
     caption = (
         *soc_lines(result.soc),
         f"Both processors side by side without loss, all ops cut at one ratio: "
@@ -85,8 +71,8 @@ def waterfall_content(result: ExplainResult) -> TextTable:
         *warnings([result.source]),
     )
     title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
-    source = mark([result.source])
-    return TextTable.of(title, steps_of(result), cells, caption, mark=lambda _: source)
+    heads = ("term", Column("ms"), "total (ms)", "of the bound (%)", "what it is")
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def what_of(name: str, result: ExplainResult) -> str:
@@ -116,47 +102,37 @@ def _machine_notes(result: ExplainResult) -> list[str]:
     return notes
 
 
-def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
-    """A line per chain, with the `most` largest terms or all nonzero ones, and a sum of others."""
+def chains_content(result: ExplainResult) -> TextTable:
+    """A line per chain with its nonzero terms; a narrow terminal drops the smallest."""
     sizes = {
         term.name: max((abs(chain.terms[at].ms) for chain in result.chains), default=0.0)
         for at, term in enumerate(result.terms)
     }
     smallest = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] > NOTHING]
-    smallest = smallest[-most:] if most is not None else smallest
-    named = [name for name in sizes if name in smallest]
-    has_others = any(size > NOTHING and name not in named for name, size in sizes.items())
     is_run = result.measured_ms is not None
-    columns = (
-        words("chain"),
-        words("cut"),
-        *map(Column, ("CPU", "GPU", BOUND)),
-        *(Column(name, spare=1 + smallest.index(name)) for name in named),
-        *map(Column, [OTHERS] if has_others else []),
-        Column(MEASURED if is_run else PREDICTED),
+    columns: tuple[str | Column, ...] = (
+        *("chain", "cut", Column("CPU"), Column("GPU"), BOUND),
+        *(Column(name, spare=1 + smallest.index(name)) for name in sizes if name in smallest),
+        MEASURED if is_run else PREDICTED,
     )
-    rows = []
-    for chain in result.chains:
-        terms_ms = {term.name: term.ms for term in chain.terms}
-        others_ms = fsum(ms for name, ms in terms_ms.items() if name not in named)
-        cells = (
+    rows: list[tuple[Value, ...]] = [
+        (
             _label(chain),
             _cut(chain),
             *(_work(chain, side) for side in PROCESSORS),
-            digits(chain.bound_ms),
-            *(signed(terms_ms[name]) for name in named),
-            *([signed(others_ms)] if has_others else []),
-            digits(_last(chain)),
+            chain.bound_ms,
+            *(signed(term.ms) for term in chain.terms if term.name in smallest),
+            _last(chain),
         )
-        rows.append(TextRow(cells, mark=mark([result.source])))
+        for chain in result.chains
+    ]
     caption = (
         "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
         + (" / profiled." if is_run else "."),
-        *_apart(result),
         *warnings([result.source]),
     )
     title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", tuple(rows)),), caption)
+    return TextTable.plain(title, columns, rows, caption)
 
 
 def _work(chain: ChainTerms, side: Processor) -> str:
@@ -168,15 +144,6 @@ def _work(chain: ChainTerms, side: Processor) -> str:
 
 def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
     """A line per op that the plan does not split, or only for the `most` largest savings."""
-    cells: list[Cell[WholeOp]] = [
-        (words("op"), lambda row: row.op),
-        (Column("saves (ms)"), lambda row: signed(row.saves_ms)),
-        (Column("sharing"), lambda row: signed(row.sharing_ms)),
-        (Column("cuts"), lambda row: signed(row.cuts_ms)),
-        (Column("variants"), lambda row: signed(row.variants_ms)),
-        (Column("plan (ms)"), lambda row: signed(row.net_ms)),
-        (words("what stands against it"), _reason_whole),
-    ]
     shown = result.whole[:most]
     more = len(result.whole) - len(shown)
     caption = (
@@ -185,8 +152,14 @@ def whole_content(result: ExplainResult, *, most: int | None = None) -> TextTabl
         *warnings([result.source]),
     )
     title = f"Ops left whole: {result.model} by {result.strategy} on {result.soc.name}"
-    source = mark([result.source])
-    return TextTable.of(title, shown, cells, caption, mark=lambda _: source)
+    figures = ("saves (ms)", "sharing", "cuts", "variants", "plan (ms)")
+    heads: tuple[str | Column, ...] = ("op", *map(Column, figures), "what stands against it")
+    rows = [
+        (row.op, *map(signed, (row.saves_ms, row.sharing_ms, row.cuts_ms, row.variants_ms)),
+         signed(row.net_ms), _reason_whole(row))
+        for row in shown
+    ]  # fmt: skip
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def _reason_whole(row: WholeOp) -> str:
@@ -202,24 +175,6 @@ def _reason_whole(row: WholeOp) -> str:
     if row.sharing_ms <= NOTHING:
         return f"{split}; launches, calls of nets and waits stand against it."
     return f"{split}; sharing {digits(row.sharing_ms)} ms stands against it."
-
-
-def _apart(result: ExplainResult) -> list[str]:
-    """Sentences on chains in which one processor waits, the longest waits first."""
-    waits = []
-    for chain in result.chains:
-        works = chain.measured_work_ms or {}
-        (less_ms, sooner), (most_ms, longer) = sorted((works.get(x, 0.0), x) for x in PROCESSORS)
-        if less_ms and most_ms - less_ms > APART * most_ms:
-            waits.append((most_ms - less_ms, most_ms, sooner, longer, _label(chain)))
-    told = [
-        f"{label}: the {sooner.upper()} is done {digits(ms)} ms sooner, {ms / most_ms:.0%} of what "
-        f"the {longer.upper()} takes."
-        for ms, most_ms, sooner, longer, label in sorted(waits, reverse=True)
-    ]
-    if len(told) > MOST_WAITS:
-        told[MOST_WAITS:] = [f"So it is, by less, in {len(told) - MOST_WAITS} chains more."]
-    return told
 
 
 def _last(part: ExplainResult | ChainTerms) -> float:

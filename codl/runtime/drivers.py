@@ -16,12 +16,14 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codl.errors import DeviceError, MissingPackageError, UnknownNameError
 from codl.errors import explained as missing_extra_explained
 from codl.machine.driver_search import FILENAMES, MADE_BY_CODL, VENDORS, Driver
-from codl.runtime.cl_library import Library
+
+if TYPE_CHECKING:
+    from codl.runtime.cl_library import Library
 
 #: Variable that names the binding; by default pyopencl, or its stand-in if pyopencl is missing.
 BINDING = "CODL_OPENCL"
@@ -131,6 +133,8 @@ def is_stand_in() -> bool:
 @cache
 def loader() -> Library:
     """The functions of pyopencl's loader; raises `LogicError` if it exports none."""
+    from codl.runtime.cl_library import Library  # needed beside a GPU alone
+
     return Library(cl_module()._cl.__file__)
 
 

@@ -14,7 +14,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.errors import DeviceError
-from codl.runtime.cl_library import Error, launch_arguments
 from codl.runtime.drivers import cl_module, is_stand_in, loader
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class BoundKernel:
     """
 
     __slots__ = (
-        *("_arguments", "_calls", "_queue", "global_size", "kernel", "local_size"),
+        *("_calls", "_converted", "_queue", "global_size", "kernel", "local_size"),
         *("name", "offset", "values"),
     )
 
@@ -55,7 +54,7 @@ class BoundKernel:
         self.global_size, self.local_size = global_size, local_size
         #: Kept here, as kernels do not keep their buffers alive.
         self.values = values
-        self._arguments = launch_arguments(kernel.int_ptr, global_size, local_size, offset)
+        self._converted: tuple[Any, ...] | None = None
         self._queue: cl.CommandQueue | None = None
         self._calls: tuple[Call, ...] = ()
 
@@ -65,7 +64,7 @@ class BoundKernel:
     def with_event(self, queue: cl.CommandQueue) -> Callable[[], cl.Event]:
         """A function that enqueues the kernel with an event, without further look-ups."""
         if is_stand_in():
-            return partial(queue.launch, self._arguments)
+            return partial(queue.launch, self._arguments())
         sizes = self.global_size, self.local_size, self.offset
         return partial(cl_module().enqueue_nd_range_kernel, queue, self.kernel, *sizes)
 
@@ -80,10 +79,19 @@ class BoundKernel:
         if function is None:
             return (self.with_event(queue),)
         if not is_cpu:
-            return (partial(function, *self._arguments, None),)
+            return (partial(function, *self._arguments(), None),)
         event = c_void_p()
         release = partial(queue.calls.clReleaseEvent, event)
-        return partial(function, *self._arguments, byref(event)), release
+        return partial(function, *self._arguments(), byref(event)), release
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """Arguments of the driver's function, converted once."""
+        if self._converted is None:
+            from codl.runtime.cl_library import launch_arguments  # pyopencl converts its own
+
+            sizes = self.global_size, self.local_size, self.offset
+            self._converted = launch_arguments(self.kernel.int_ptr, *sizes)
+        return self._converted
 
     def check(self, device: cl.Device) -> None:
         """Raise `DeviceError` if the built kernel needs more than the device allows."""
@@ -127,6 +135,8 @@ def enqueue_function(queue: cl.CommandQueue, *, is_cpu: bool) -> Callable[..., o
         return function
     if is_cpu:
         return None
+    from codl.runtime.cl_library import Error
+
     try:
         call = loader().calls.clEnqueueNDRangeKernel
     except Error:

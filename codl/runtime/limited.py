@@ -28,9 +28,10 @@ from codl.machine import threads
 from codl.runtime.actions import Action, Binder, Events, without_span
 from codl.runtime.drivers import as_device_error, cl_module
 from codl.runtime.handles import Handles
+from codl.runtime.hints import Hints
 from codl.runtime.launch import BoundKernel, Sizes
 from codl.runtime.loaded import Timeline
-from codl.runtime.opencl import Hints, OpenClDevice
+from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl

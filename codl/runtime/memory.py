@@ -46,20 +46,6 @@ def dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
     return beside
 
 
-def shared_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
-    """Float32 zeros in memory of both processors, as an array and as a kernel argument.
-
-    Requires `sees_host_memory`. Each side sees the other's results after its kernel or net has
-    ended.
-    """
-    cl = cl_module()
-    flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
-    with as_device_error(f"Allocating {4 * elements} bytes that both processors work on"):
-        array = cl.svm_empty(gpu.context, flags, (elements,), np.float32, alignment=ALIGNMENT)
-    array.fill(0)
-    return array, cl.SVM(array)
-
-
 class Staging:
     """A buffer that the processors use in turns; the CPU sees flat floats while it is mapped."""
 
@@ -116,8 +102,12 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
         return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
     with as_device_error(f"Allocating {what} on {device.device.name}"):
         if buffer.place == "shared":
-            array, seen = shared_zeros(device, buffer.bytes // 4)
-            return DeviceMemory(seen, array)
+            # Each side sees the other's results after its kernel or net has ended.
+            flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
+            shape = (buffer.bytes // 4,)
+            array = cl.svm_empty(device.context, flags, shape, np.float32, alignment=ALIGNMENT)
+            array.fill(0)
+            return DeviceMemory(cl.SVM(array), array)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
             # Some drivers allocate memory at the first mapping.

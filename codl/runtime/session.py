@@ -20,7 +20,7 @@ from codl.runtime.drivers import as_device_error
 from codl.runtime.handles import Handles
 from codl.runtime.launch import BoundKernel
 from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline, no_callback
-from codl.runtime.opencl import HostDevice, OpenClDevice
+from codl.runtime.opencl import OpenClDevice, host_device
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -191,4 +191,4 @@ def host_session(
     `lock` is held during runs on the CPU. Raises `DeviceError` for an executable with GPU commands.
     """
     why = DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
-    return Session(executable, HostDevice.of(soc, why, lock), own_memory=own_memory)
+    return Session(executable, host_device(soc, why, lock), own_memory=own_memory)

@@ -26,31 +26,27 @@ from codl.ir.executable import Refusal
 from codl.ir.executable_json import decode as decode_executable
 from codl.registry import load_installed
 from codl.runtime.loaded import RefusedError
-from codl.targets import requests
+from codl.targets import model_requests, requests
 from codl.targets.base import Target
 from codl.targets.child import ending_with, first_line, own_streams
 from codl.targets.connection import Blob, Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.targets.model_requests import Load, LoadedModel
+from codl.targets.requests import Arrays, EventKind, Request
 from codl.targets.wire import (
     VERSION,
     Answered,
-    Arrays,
     Event,
-    EventKind,
     Failed,
     Hello,
-    Request,
     RequestMessage,
     Response,
     Warned,
     decode,
     encode,
-    form_of,
-    form_of_request,
 )
 
 if TYPE_CHECKING:
     from codl.machine.placement import LocalSoc
-    from codl.targets.peers import PeerHost
 
 
 def main(begin: float, build: str = "") -> int:
@@ -72,9 +68,6 @@ class Agent:
         )
         self._begin, self._build = begin, build
         self._target: Target | None = None
-        self._peer: PeerHost | None = None
-        #: Arrays of an executable until it is loaded; kept if the device refuses it.
-        self._arrays: dict[str, NDArray[Any]] = {}
         self._models: dict[int, Any] = {}
         self._handles = count(1)
         #: Seconds spent on requests, by request name.
@@ -100,7 +93,7 @@ class Agent:
                 self._connection.send_last(Failed("FrameError", str(error)))
             return 1
         finally:
-            for opened in (*self._models.values(), self._peer, self._target):
+            for opened in (*self._models.values(), self._target):
                 if opened is not None:
                     opened.close()
 
@@ -109,9 +102,8 @@ class Agent:
     ) -> tuple[Response, Sequence[bytes | memoryview]]:
         try:
             with explained():
-                form = form_of_request(request_class(message.kind))
-                request: Request[Any] = decode(form, message.content, blobs)
-                value, parts = encode(form_of(request.answer), self._answer(request))
+                request = decode(request_class(message.kind), message.content, blobs)
+                value, parts = encode(self._answer(request))
                 return Answered(value), parts
         except FrameError as error:
             raise self._connection.refuse(str(error)) from error
@@ -130,38 +122,32 @@ class Agent:
                 return None
             case requests.Facts("seconds"):
                 return dict(self._spent_s)
-            case requests.MissingArrays(digests):
-                return tuple(digest for digest in digests if digest not in self._arrays)
-            case requests.Load():
+            case Load():
                 return self._load(request)
-            case requests.Run(handle, inputs):
+            case model_requests.Run(handle, inputs):
                 return self._run(handle, inputs)
-            case requests.Profile(handle, layers):
+            case model_requests.Profile(handle, layers):
                 return self._model(handle).profile(layers=layers)
-            case requests.Binaries(handle):
+            case model_requests.Binaries(handle):
                 return self.target.binaries(self._model(handle))
-            case requests.StartPeer(name, content, inputs, plan):
+            case model_requests.StartPeer(name, content, inputs, plan):
                 peer = self.target.start_peer(name, content, inputs, plan)
-                return requests.StartedPeer(
-                    self._keep(peer), peer.version, peer.observed_cores, peer.busy_cores
-                )
-            case requests.PeerOutputs(handle):
-                return self._model(handle).outputs() if handle else self.peer.outputs()
-            case requests.Close(handle):
+                return model_requests.StartedPeer(self._keep(peer), peer.version, peer.busy_cores)
+            case model_requests.PeerOutputs(handle):
+                return self._model(handle).outputs()
+            case model_requests.Close(handle):
                 self._model(handle).close()
                 del self._models[handle]
                 return None
-            case requests.BecomePeer(name, content, soc, cores, plan):
-                if self._peer is not None:
-                    raise FrameError("This process is a peer already.")
+            case model_requests.BecomePeer(name, content, soc, cores, plan):
                 from codl.targets.peers import PeerHost
 
-                self._peer = PeerHost(name, content, soc, cores, plan)
-                return self._peer.version
-            case requests.FeedPeer(inputs):
-                return self.peer.feed(inputs)
-            case requests.RunPeer(runs):
-                return self.peer.run(runs)
+                host = PeerHost(name, content, soc, cores, plan)
+                return self._keep(host), host.version
+            case model_requests.FeedPeer(handle, inputs):
+                return self._model(handle).feed(inputs)
+            case model_requests.RunPeer(handle, runs):
+                return self._model(handle).run(runs)
         if type(request).__name__ == "Time":
             return self._time(request)
         return self.target.ask(request, self._emit)
@@ -178,18 +164,17 @@ class Agent:
             self._target = self._local_target(None)
         return self._target
 
-    @property
-    def peer(self) -> PeerHost:
-        if self._peer is None:
-            raise FrameError("This process is no peer: BecomePeer must come first.")
-        return self._peer
-
-    def _load(self, request: requests.Load) -> requests.LoadedModel | tuple[Refusal, ...]:
+    def _load(self, request: Load) -> LoadedModel | tuple[Refusal, ...]:
         for digest, array in request.arrays.items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
-            self._arrays[digest] = array
-        executable = decode_executable(request.content, self._array)
+
+        def array_of(digest: str) -> NDArray[Any]:
+            if digest not in request.arrays:
+                raise CodlError(f"The array {digest} of the executable was not sent.")
+            return request.arrays[digest]
+
+        executable = decode_executable(request.content, array_of)
         try:
             if request.on_cpu:
                 model = self.target.load_on_cpu(executable)
@@ -201,8 +186,7 @@ class Agent:
                 )
         except RefusedError as error:
             return tuple(error.refusals)
-        self._arrays.clear()  # the loaded model keeps the arrays that it needs
-        return requests.LoadedModel(self._keep(model), model.footprint, model.limited)
+        return LoadedModel(self._keep(model), model.footprint, model.limited)
 
     def _run(self, handle: int, inputs: Arrays) -> Arrays:
         model = self._model(handle)
@@ -236,14 +220,9 @@ class Agent:
             raise CodlError(f"There is no model {handle} here; there are: {known}.")
         return self._models[handle]
 
-    def _array(self, digest: str) -> NDArray[Any]:
-        if digest not in self._arrays:
-            raise CodlError(f"The array {digest} of the executable was not sent.")
-        return self._arrays[digest]
-
     def _emit(self, kind: EventKind, index: int, value: Any) -> None:
         """Send an event before the answer."""
-        text, blobs = encode(form_of(type(value)), value)
+        text, blobs = encode(value)
         self._connection.send(Event(kind, index, text), blobs)
 
     def _warn(self, message: Warning | str, category: type[Warning], *where: Any) -> None:
@@ -255,7 +234,7 @@ class Agent:
 
 def request_class(kind: str) -> Any:
     """The class of a request by name; raises `FrameError` for an unknown name."""
-    found = vars(requests).get(kind)
+    found = vars(requests).get(kind) or vars(model_requests).get(kind)
     for module in ("measuring", "kernel_requests") if found is None else ():  # loaded on demand
         found = found or vars(import_module(f"codl.targets.{module}")).get(kind)
     if not (isinstance(found, type) and issubclass(found, Request) and found is not Request):

@@ -22,26 +22,19 @@ from codl.machine.placement import LocalSoc, require_local
 from codl.runtime import guard
 from codl.runtime.loaded import StepCallback, no_callback
 from codl.targets import requests
-from codl.targets.connection import AgentLostError, FrameError
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.executable import Executable
     from codl.ir.plan import Plan
-    from codl.ir.records.results import Conditions
-    from codl.ir.records.tuned import BenchRow, Refused, Tuned
+    from codl.ir.records.tuned import BenchRow, Refused
     from codl.kernels.tuning import Tuning
-    from codl.machine.examination import Examination
     from codl.machine.placement import ProbeResult
-    from codl.measure.budget import Progress
-    from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
-    from codl.measure.cool_down import CoolDown
     from codl.measure.tasks import BatchResult, MeasureBatch, Task
     from codl.measure.timing import Effort, TimedTogether
-    from codl.measure.tuner import TuneRun, TuneTask
     from codl.measure.ui_frames import Drawn
     from codl.runtime.loaded import Binary, Loaded, Offer
+    from codl.targets.requests import Answer, Arrays, EventHandler, Request
 
 
 #: Largest budget in a request, in seconds: JSON has no infinity.
@@ -68,11 +61,10 @@ class ColdStart:
 
 
 class Started(Protocol):
-    """A running peer library, with its threads, their cores in a first run, and its outputs."""
+    """A running peer library, with its threads, its mean busy cores, and its outputs."""
 
     name: str
     version: str
-    observed_cores: tuple[int, ...]
     busy_cores: float
 
     @property
@@ -158,14 +150,6 @@ class Target:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
 
-    def observe_cores(self) -> dict[str, list[int]]:
-        """The cores on which each side's threads were observed, by side."""
-        return self.ask(requests.Facts("busy_cores"))
-
-    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
-        """Ratios of latency on all `cores` to latency on the CPU side's own, measured in turns."""
-        return self.ask(requests.UnpinnedRatios(tuple(cores)))
-
     def clocks_mhz(self) -> dict[str, float]:
         """Current clock in MHz of each core of the SoC, if the system reports it."""
         return self.ask(requests.Facts("clocks_mhz"))
@@ -174,21 +158,12 @@ class Target:
         """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]
 
-    def cooling(self, longest_s: float, hot_c: float, note: Callable[[str], object]) -> CoolDown:
-        """A `CoolDown` that waits at most `longest_s` at a time while a processor has `hot_c` °C.
-
-        `note` receives a line per wait.
-        """
-        from codl.measure.cool_down import CoolDown
-
-        return CoolDown(self.conditions, note, hot_c=hot_c, longest_s=longest_s)
-
     def examine(self) -> Examination:
         """Installed software and settings of the machine; loads no driver, imports no package."""
         return self.ask(requests.Facts("examination"))  # type: ignore[no-any-return]
 
     def libraries(self) -> dict[str, str]:
-        """Versions of the computing libraries, by name; "" if not installed."""
+        """Versions of the installed computing libraries, for which its measurements are valid."""
         return self.ask(requests.Facts("libraries"))
 
     def import_package(self, name: str) -> float:
@@ -204,6 +179,7 @@ class Target:
     def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure a batch of tasks; the result names the suspects of a crashed or hung process."""
         from codl.measure.tasks import BatchResult
+        from codl.targets.connection import AgentLostError, FrameError
         from codl.targets.measuring import Arriving, Measure, check_anchors
 
         arriving = Arriving(batch)
@@ -211,7 +187,7 @@ class Target:
         try:
             anchors, conditions = self.ask(Measure(sent), arriving.on_event)
             try:
-                check_anchors(anchors, batch.run)
+                check_anchors(anchors)
             except FrameError as error:
                 raise self._refuse(str(error)) from error
         except AgentLostError as error:
@@ -224,66 +200,6 @@ class Target:
             )
         return BatchResult(arriving.measurements, anchors, conditions=conditions)
 
-    def tune(
-        self,
-        tasks: Sequence[TuneTask],
-        tuning: Tuning,
-        *,
-        keep: Callable[[Tuned], object],
-        searching: Callable[[TuneTask], object] = lambda task: None,
-        budget_s: float | None = None,
-        progress: Progress = lambda done, total, left: None,
-    ) -> TuneRun:
-        """Search tunings for tasks without a complete result in `tuning`; `keep` gets each result.
-
-        `searching` receives each task at its start. A task that crashes the process is a failure.
-        """
-        from codl.measure.budget import GRACE_S, Budget
-        from codl.measure.tuner import Failure, TuneRun, done_before
-        from codl.targets.kernel_requests import Remaining, Tune
-
-        finished, budget = done_before(tasks, tuning, self.soc), Budget(budget_s)
-        keys = {result.key for result in finished}
-        left = Remaining([task for task in tasks if task.key not in keys])
-        total = len(left.tasks)
-        tuned = [tuning.find(task.variant, task.op, self.soc) for task in left.tasks]
-        begun = {result.key: result for result in tuned if result is not None}
-        results: list[Tuned] = []
-        failures: list[Failure] = []
-
-        def ask(missing: tuple[TuneTask, ...]) -> None:
-            def on_event(kind: EventKind, index: int, result: Tuned | None) -> None:
-                if kind == "progress":
-                    done = total - len(missing) + index
-                    progress(done, total, budget.to_go_s(done, total))
-                    return
-                task = left.event(kind, missing, index)
-                if result is None:
-                    searching(task)
-                elif result.key != task.key:
-                    raise FrameError(f"it sent a result of {result.key} for {task.key}")
-                else:
-                    results.append(result)
-                    keep(result)
-
-            before = tuple(begun[task.key] for task in missing if task.key in begun)
-            share_s = budget.share().seconds
-            with self.within(budget.left_s + GRACE_S):
-                failed = self.ask(Tune(missing, before, share_s), on_event)
-            try:
-                for failure in failed:
-                    task = left.event("done", missing, failure.index)
-                    failures.append(Failure(task, failure.reason, failure.trials))
-            except FrameError as error:
-                raise self._refuse(str(error)) from error
-
-        try:
-            left.work(ask, lambda task, why: failures.append(Failure(task, why, ())))
-        except AgentLostError:
-            if not budget.is_over():
-                raise
-        return TuneRun(tuple(results), finished, tuple(failures), len(left.tasks), budget.spent_s)
-
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
@@ -291,45 +207,6 @@ class Target:
         from codl.targets.kernel_requests import Bench
 
         return self.ask(Bench(op, tuning, every))
-
-    def check_kernels(
-        self,
-        tasks: Sequence[CheckTask],
-        *,
-        keep: Callable[[VariantCheck], object] = lambda checked: None,
-        checking: Callable[[CheckTask], object] = lambda task: None,
-        budget_s: float | None = None,
-        progress: Progress = lambda done, total, left: None,
-    ) -> CheckRun:
-        """Check kernel variants against the NumPy references; a crash is a problem of its task.
-
-        `checking` receives each task at its start, `keep` its result.
-        """
-        from codl.measure.budget import Budget
-        from codl.measure.check_variants import CheckRun, VariantCheck
-        from codl.targets.kernel_requests import Check, Remaining
-
-        left, budget, run = Remaining(tasks), Budget(budget_s), CheckRun()
-
-        def kept(checked: VariantCheck) -> None:
-            run.checked.append(checked)
-            keep(checked)
-            done = len(run.checked)
-            progress(done, len(tasks), budget.to_go_s(done, len(tasks)))
-
-        def ask(missing: tuple[CheckTask, ...]) -> None:
-            def on_event(kind: EventKind, index: int, problem: str | None) -> None:
-                task = left.event(kind, missing, index)
-                if problem is None:
-                    checking(task)
-                else:
-                    kept(VariantCheck(task, problem))
-
-            self.ask(Check(missing, budget.share().seconds), on_event)
-
-        left.work(ask, lambda task, why: kept(VariantCheck(task, why, is_lost=True)))
-        run.left = len(left.tasks)
-        return run
 
     # Running.
 
@@ -409,11 +286,6 @@ def identity_of(target: Target) -> Mapping[str, str]:
         return target.open()
     except (DeviceError, MissingPackageError):
         return {}
-
-
-def libraries_of(target: Target) -> Mapping[str, str]:
-    """Versions of a target's computing libraries, for which its measurements are valid."""
-    return {name: version for name, version in target.libraries().items() if version}
 
 
 def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:

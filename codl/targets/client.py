@@ -27,23 +27,18 @@ from codl.targets.connection import (
     ConnectionEnded,
     FrameError,
 )
+from codl.targets.requests import Answer, EventHandler, Request
 from codl.targets.wire import (
     VERSION,
-    Answer,
     Answered,
     Event,
-    EventHandler,
     Failed,
-    Form,
     Hello,
-    Request,
     RequestMessage,
     Response,
     Warned,
     decode,
     encode,
-    form_of,
-    form_of_request,
 )
 
 #: Command of an agent on this machine; it reads its clock before importing codl.
@@ -208,13 +203,12 @@ class AgentClient:
     def _exchange(
         self, running: _Running, request: Request[Any], on_event: EventHandler | None = None
     ) -> Any:
-        kind: Any = type(request)
-        limit_s = request.limit_s
-        content, parts = encode(form_of_request(kind), request)
+        kind, limit_s = type(request).__name__, request.limit_s
+        content, parts = encode(request)
         running.is_busy = True
         self._limit(running, limit_s)
         with self._connected(running):
-            running.connection.send(RequestMessage(kind.__name__, content), parts)
+            running.connection.send(RequestMessage(kind, content), parts)
         while True:
             self._limit(running, limit_s)
             with self._connected(running):
@@ -226,25 +220,22 @@ class AgentClient:
                 case Warned():
                     warnings.warn(message.text, CodlWarning, stacklevel=4)
                 case Answered():
-                    return self._decoded(running, form_of(request.answer), message.value, blobs)
+                    return self._decoded(running, request.answer, message.value, blobs)
                 case Event() if on_event is not None:
-                    done = message.kind == "done"
-                    form = form_of(request.event if done else type(None))
-                    value = self._decoded(running, form, message.content, blobs)
+                    hint = request.event if message.kind == "done" else None
+                    value = self._decoded(running, hint, message.content, blobs)
                     try:
                         on_event(message.kind, message.index, value)
                     except FrameError as error:
                         raise self._lost(running, str(error)) from error
                 case _:
-                    raise self._lost(
-                        running, f"it sent {type(message).__name__} on {kind.__name__}"
-                    )
+                    raise self._lost(running, f"it sent {type(message).__name__} on {kind}")
 
     def _decoded(
-        self, running: _Running, form: Form, sent: msgspec.Raw, blobs: Sequence[Blob]
+        self, running: _Running, hint: Any, sent: msgspec.Raw, blobs: Sequence[Blob]
     ) -> Any:
         try:
-            return decode(form, sent, blobs)
+            return decode(hint, sent, blobs)
         except CodlError as error:
             raise self._lost(running, str(error)) from error
 

@@ -8,10 +8,8 @@ the binaries. Nothing is measured while agents compile.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from time import monotonic
 
 from codl.errors import CodlError
@@ -63,8 +61,6 @@ class CompileWorkers:
         how = {"name": "a process", "cores": _cores(soc), "prelude": [Begin(soc)]}
         self._agents = [AgentClient(command, **how) for _ in range(count)]  # type: ignore[arg-type]
         self._done: set[Task] = set()
-        self._deaths: dict[Task, int] = {}
-        self._taking = Lock()
 
     def close(self) -> None:
         """End the agents."""
@@ -77,47 +73,41 @@ class CompileWorkers:
 
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None:
         """Compile the first tasks once, starting none after `seconds`; returns when idle."""
-        unseen = (task for task in tasks[:FURTHEST] if task not in self._done)
-        left = deque(task for task in unseen if needs_kernels(task))
-        count = len(self._agents)
+        unseen = [task for task in tasks[:FURTHEST] if task not in self._done]
+        left, end = [task for task in unseen if needs_kernels(task)], monotonic() + seconds
+        count, tasks_left = len(self._agents), iter(left)
         if not any(agent.pid for agent in self._agents) and len(left) < WORTH * count:
             return
-        end = monotonic() + seconds
+
+        def work(agent: AgentClient) -> None:
+            try:
+                agent.ask(Open())
+            except CodlError:  # such as without memory for another agent on the card
+                self._agents.remove(agent)
+                agent.close()
+                return
+            for task in tasks_left:
+                if monotonic() >= end:
+                    return
+                self._compile(agent, task, tuning)
+
         with ThreadPoolExecutor(max(1, count)) as pool:
-            list(pool.map(lambda agent: self._work(agent, left, tuning, end), [*self._agents]))
+            list(pool.map(work, [*self._agents]))
 
-    def _work(self, agent: AgentClient, left: deque[Task], tuning: Tuning, end: float) -> None:
-        """Compile tasks one after another; removes an agent that cannot open its device.
-
-        Records a task that crashed several agents in `crashing_tasks`.
-        """
-        try:
-            agent.ask(Open())
-        except CodlError:  # such as without memory for another agent on the card
-            self._agents.remove(agent)
-            agent.close()
-            return
-        while (task := self._next(left, end)) is not None:
+    def _compile(self, agent: AgentClient, task: Task, tuning: Tuning) -> None:
+        """Compile a task; records it in `crashing_tasks` if it crashes several agents."""
+        for deaths in range(1, DEATHS + 1):
             try:
                 agent.ask(Compile(task, tuning))
             except AgentLostError as error:
-                self._deaths[task] = self._deaths.get(task, 0) + 1
-                if self._deaths[task] < DEATHS:
-                    left.appendleft(task)
-                    continue
-                self.crashing_tasks[task] = (
-                    f"{DEATHS} processes died while it was compiled: {error}"
-                )
+                if deaths == DEATHS:
+                    problem = f"{DEATHS} processes died while it was compiled: {error}"
+                    self.crashing_tasks[task] = problem
             except CodlError:
-                pass  # reported by the measurement of the task
-            self._done.add(task)
-
-    def _next(self, left: deque[Task], end: float) -> Task | None:
-        """The next task; after the time limit, only one that has crashed a worker."""
-        with self._taking:
-            return (
-                left.popleft() if left and (monotonic() < end or left[0] in self._deaths) else None
-            )
+                break  # reported by the measurement of the task
+            else:
+                break
+        self._done.add(task)
 
 
 def _cores(soc: LocalSoc) -> tuple[int, ...]:

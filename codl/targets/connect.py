@@ -5,19 +5,17 @@ A transport's modules are imported when one of its serials is used.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from codl.errors import DeviceError, UnknownNameError, UnsupportedError
+from codl.errors import UnknownNameError, UnsupportedError
 from codl.ir.records.soc import Soc
 from codl.registry import TRANSPORTS
 
 if TYPE_CHECKING:
     from codl.targets.base import Target
     from codl.targets.checks import Check
-    from codl.targets.client import Fix
     from codl.targets.device_shell import DeviceShell
 
 
@@ -79,7 +77,7 @@ register(
         SSH_PATTERN,
         "a board or another machine, over ssh",
         lambda serial: serial.startswith("ssh://"),
-        lambda serial, soc: _behind(_call("ssh:shell_of", serial), soc),
+        lambda serial, soc: _call("install:behind", _call("ssh:shell_of", serial), soc),
         lambda serial: _call("ssh:shell_of", serial),
         lambda serial: _call("ssh:checks_of", serial),
     )
@@ -89,7 +87,7 @@ register(
         ADB_PATTERN,
         "a phone, as `adb devices` prints it",
         lambda serial: _call("adb:matches", serial),
-        lambda serial, soc: _behind(_call("adb:shell_of", serial), soc),
+        lambda serial, soc: _call("install:behind", _call("adb:shell_of", serial), soc),
         lambda serial: _call("adb:shell_of", serial),
         lambda serial: _call("adb:checks_of", serial),
         takes_most=True,
@@ -103,54 +101,16 @@ def _call(place: str, *arguments: object) -> Any:
     return getattr(import_module(f"codl.targets.{module}"), name)(*arguments)
 
 
-def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
-    """The target behind a shell, through the agent installed there."""
-    from codl.targets import install
-    from codl.targets.remote import RemoteTarget
-
-    missing = (*install.ABSENT, "of another codl", "packages are missing")
-    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(missing, _install_fix(shell))}
-    return RemoteTarget(
-        shell.serial,
-        shell.command(install.launcher(shell)),
-        soc,
-        build=install.build(),
-        fixes=fixes,
-        cuts=shell.cuts,
-    )
-
-
-def _install_fix(shell: DeviceShell) -> str:
-    serial = shlex.quote(shell.serial)
-    return f"`codl agent install --serial {serial}` puts this codl's agent there."
-
-
 def prepare(serial: str, *, install: bool = True, tell: Tell = silent) -> None:
     """Install the agent of a device if it is missing, damaged or of another codl.
 
     Reuses the Python of a former agent. `tell` receives a line per action. Raises `DeviceError` for
     an unreachable device, one that cannot take an agent, and, without `install`, one that needs it.
     """
-    shell_of = transport_of(serial).shell
-    if shell_of is None:
-        return
-    from codl.targets import install as agents
+    if shell_of := transport_of(serial).shell:
+        from codl.targets.install import prepare
 
-    shell = shell_of(serial)
-    problem = agents.problem_of(shell)
-    if not problem:
-        return
-    if not install:
-        raise DeviceError(
-            f"{serial!r} {problem}, and --no-install keeps it so. {_install_fix(shell)}"
-        )
-    tell(f"{serial!r} {problem}: installing the agent of this codl there")
-    done = agents.install(shell, agents.python_of(shell))
-    brought = f", with {', '.join(done.brought)}" if done.brought else ""
-    tell(f"Installed the agent in {shell.folder}{brought}")
-    if not done.checked.can_serve:
-        fixes = [f"{name}: {done.fixes[name]}" for name in agents.REQUIRED if name in done.fixes]
-        raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
+        prepare(shell_of(serial), can_install=install, tell=tell)
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:

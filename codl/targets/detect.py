@@ -1,20 +1,17 @@
-"""Detection of a target's SoC, measured pinning of threads, and completion of published SoCs."""
+"""Detection of a target's SoC, and completion of published SoCs."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from math import inf
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import numpy as np
-
-from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError, MismatchError
+from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError
 from codl.files import check_writable, set_aside
 from codl.ir.records import soc as socs
 from codl.ir.records.soc import ELEMENT_NAMES, AnySoc, Chip, PublishedSoc, Soc
@@ -87,7 +84,7 @@ def complete(
             )
         if published.cpu.threads not in (None, found.cpu.threads):
             found = detect(target, published.name, cpu_threads=published.cpu.threads)
-        done = completed(published, find_pinning(target, found, note=tell))
+        done = completed(published, found)
     write(done, path, tell=tell)
     return done
 
@@ -98,44 +95,6 @@ def write(soc: LocalSoc, path: Path, *, tell: Tell = silent) -> None:
         tell(f"What {path} held before is kept as {kept}")
     soc.save(path)
     tell(f"Wrote {path}, and {beside(path)}: where its parts are on the device")
-
-
-def find_pinning(target: Target, soc: LocalSoc, *, note: Tell = silent) -> LocalSoc:
-    """The SoC with the measured fact whether to pin threads of the CPU side.
-
-    If the side has all cores, half of its threads are measured, for runs with fewer threads. Where
-    the measurement fails, the fact stays unknown, and `note` receives the reason.
-    """
-    own = soc.placement
-    cores = [core for core in target.describe().cpu.cores if core not in own.gpu_cores]
-    count = own.threads if own.threads < len(cores) else own.threads // 2
-    if count == 0:
-        return soc
-    neighbours = replace(own, cpu_cores=own.cpu_cores[:count], cpu_threads=0)
-    few = replace(soc, placement=neighbours)
-    note("Measuring cpu_pinned")
-    try:
-        with closing(connect(target.serial, few)) as placed, closing(placed.fresh()) as fresh:
-            pinned = is_pinned_faster(fresh.unpinned_ratios(cores))
-    except CodlError as error:
-        note(f"cpu_pinned could not be measured: {error}")
-        return replace(soc, placement=replace(own, cpu_pinned=None))
-    place = replace(own, cpu_pinned=pinned)
-    return replace(soc, placement=place.with_threads(own.threads, None if pinned else cores))
-
-
-def is_pinned_faster(ratios: Iterable[float]) -> bool:
-    """Whether pinned threads are faster by more than the spread of all turns.
-
-    A GPU's driver and Python have threads that compete for a pinned thread's core, and that this
-    measurement excludes: VGG-16 beside an H100 takes 1.2 times as long with 4 threads on 4 cores as
-    with 4 on 16. Raises `DeviceError` without a measured turn.
-    """
-    valid = [ratio for ratio in ratios if 0 < ratio < inf]
-    if not valid:
-        raise DeviceError("no turn could be measured")
-    low, middle, high = np.percentile(valid, (20, 50, 80))
-    return bool(middle - (high - low) > 1)
 
 
 # Published facts beside a device's. A device with another GPU or chip than the published one is a

@@ -14,15 +14,14 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib import resources
 from importlib.metadata import files
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,22 +29,22 @@ import msgspec
 
 from codl.errors import DeviceError
 from codl.targets import agent_archive
-from codl.targets.agent_archive import BROUGHT
+from codl.targets.agent_archive import BROUGHT, NEEDED
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 from codl.targets.python_build import bring, is_file_of_build
+from codl.targets.remote import RemoteTarget
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
+    from codl.ir.records.soc import Soc
+    from codl.targets.client import Fix
 
 
 # The agent's file.
 
-#: Pattern of an import of a codl module, with the imported names.
-IMPORT = re.compile(r"^\s*from (codl[\w.]*) import (\([^)]*\)|.+)|^\s*import (codl[\w.]*)", re.M)
-#: The call by which a package registers its modules, all of which the agent then needs.
-REGISTERING = "add_lazy("
-#: A module with lazy imports for the host only.
-ROOT = "codl/__init__.py"
+#: The folder of codl's modules and OpenCL sources.
+CODL = Path(__file__).parents[1]
+#: Packages for the host only, and its command.
+HOST_ONLY = ("cli/", "jobs/", "plan/", "predict/", "report/", "validate/", "__main__.py")
 #: Distributions of pure Python in the archive.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
 #: Length of a build id, the first hexadecimal digits of a digest.
@@ -80,47 +79,12 @@ def _digest() -> str:
 
 def _members() -> list[tuple[str, bytes]]:
     """Name and content of every file in the archive, sorted."""
-    program = resources.files("codl.targets").joinpath(
-        f"{agent_archive.__name__.split('.')[-1]}.py"
-    )
-    modules = ("__main__.py", program.read_bytes()), *_needed().items()
-    return sorted([*modules, *_along()])
-
-
-def _needed() -> dict[str, bytes]:
-    """Files of codl that an agent needs: OpenCL sources, and modules imported transitively."""
-    every = dict(_codl(resources.files("codl"), "codl"))
-    found = {name: own for name, own in every.items() if name.endswith(".cl")}
-    left = ["codl.targets.agent", *(n for n in every if n.startswith("codl/targets/pure/"))]
-    while left:
-        path = PurePosixPath(left.pop().removesuffix(".py").replace(".", "/"))
-        for place in (path, *path.parents):  # a module's packages are imported with it
-            for name in (f"{place}.py", f"{place}/__init__.py"):
-                if name in every and name not in found:
-                    found[name] = every[name]
-                    left += _imports(name, every)
-    return found
-
-
-def _imports(name: str, every: Mapping[str, bytes]) -> Iterator[str]:
-    """Names imported anywhere in a file, which may be modules."""
-    text = every[name].decode()
-    for owner, names, module in IMPORT.findall(text if name != ROOT else ""):
-        yield owner or module
-        yield from (f"{owner}.{word}" for word in re.findall(r"\w+", names))
-    if name.endswith("__init__.py") and REGISTERING in text:
-        folder = name.removesuffix("__init__.py")
-        yield from (other for other in every if other.startswith(folder))
-
-
-def _codl(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Python and OpenCL C sources of a codl package, with their paths."""
-    for entry in folder.iterdir():
-        path = f"{name}/{entry.name}"
-        if entry.is_file() and entry.name.endswith((".py", ".cl")):
-            yield path, entry.read_bytes()
-        elif entry.is_dir():
-            yield from _codl(entry, path)
+    found = [("__main__.py", Path(agent_archive.__file__).read_bytes()), *_along()]
+    for path in CODL.rglob("*"):
+        name = path.relative_to(CODL).as_posix()
+        if path.suffix in (".py", ".cl", ".csv") and not name.startswith(HOST_ONLY):
+            found.append((f"codl/{name}", path.read_bytes()))
+    return sorted(found)
 
 
 def _along() -> Iterator[tuple[str, bytes]]:
@@ -163,7 +127,6 @@ PURPOSES: Mapping[str, str] = {
     "that ncnn has none for",
     "onnx": "measuring ops in ONNX Runtime",
 }
-REQUIRED = ("numpy",)
 #: Fix for a missing package that the agent has a stand-in for.
 STANDS_IN = "The agent has a stand-in for it."
 STAND_INS = ("msgspec", "pyopencl")
@@ -171,7 +134,11 @@ Python: TypeAlias = Sequence[str]
 
 
 class AgentCheck(msgspec.Struct, frozen=True):
-    """Output of `--check`: versions of `packages`, None if missing, and `brought` ones."""
+    """Output of `--check`: versions of `packages`, None if missing, and `brought` ones.
+
+    `python` is a version as 3.11.2, `abi` as cpython. `libc` is the C library, as in `glibc 2.36`
+    or, with Android's API level, `bionic 34`.
+    """
 
     sha256: str
     python: str
@@ -190,7 +157,51 @@ class AgentCheck(msgspec.Struct, frozen=True):
 
     @property
     def can_serve(self) -> bool:
-        return all(self.packages.get(name) for name in REQUIRED)
+        return all(self.packages.get(name) for name in NEEDED)
+
+    @property
+    def is_termux(self) -> bool:
+        return "com.termux" in self.executable
+
+    @property
+    def short(self) -> str:
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def is_android(self) -> bool:
+        return self.libc.startswith("bionic")
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Platform tags of wheels that run there, the best first; empty without any."""
+        is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
+        if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
+            return ()
+        if self.is_android:
+            return self._android_platforms()
+        if self.libc == "musl":
+            return tuple(f"{tag}_{self.machine}" for tag in MUSL)
+        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
+        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
+            return ()
+        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
+        return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
+
+    def _android_platforms(self) -> tuple[str, ...]:
+        level = re.fullmatch(r"bionic (\d{1,3})", self.libc, re.ASCII)
+        abi = ANDROID_ABIS.get(self.machine)
+        is_young = tuple(map(int, self.short.split("."))) >= ANDROID_PYTHON
+        if level is None or abi is None or not is_young:
+            return ()
+        return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
+
+    def fix(self, package: str) -> str:
+        """How to install a package there without a wheel."""
+        if self.is_termux:
+            return termux_fix(package)
+        if self.is_android:
+            return "name a folder with a wheel for it by PIP_FIND_LINKS, or use Termux's Python."
+        return f"`pip install {package}` there."
 
 
 @dataclass(frozen=True)
@@ -228,8 +239,7 @@ def problem_of(shell: DeviceShell) -> str:
         return "has a damaged agent"
     if checked.sha256 != _digest():
         return "has an agent of another codl"
-    missing = [name for name in REQUIRED if not checked.packages.get(name)]
-    return f"has an agent without {', '.join(missing)}" if missing else ""
+    return "" if checked.can_serve else f"has an agent without {', '.join(NEEDED)}"
 
 
 def python_of(shell: DeviceShell) -> Python | None:
@@ -274,6 +284,37 @@ def install(
     return Installed(path, len(agent_file()), build(), is_new, checked, brought, fixes)
 
 
+def behind(shell: DeviceShell, soc: Soc | None) -> RemoteTarget:
+    """The target behind a shell, through the agent installed there."""
+    missing = (*ABSENT, "of another codl", "packages are missing")
+    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(missing, _install_fix(shell))}
+    command = shell.command(launcher(shell))
+    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes, cuts=shell.cuts)
+
+
+def _install_fix(shell: DeviceShell) -> str:
+    serial = shlex.quote(shell.serial)
+    return f"`codl agent install --serial {serial}` puts this codl's agent there."
+
+
+def prepare(shell: DeviceShell, *, can_install: bool, tell: Callable[[str], object]) -> None:
+    """See `codl.targets.connect.prepare`."""
+    serial, problem = shell.serial, problem_of(shell)
+    if not problem:
+        return
+    if not can_install:
+        raise DeviceError(
+            f"{serial!r} {problem}, and --no-install keeps it so. {_install_fix(shell)}"
+        )
+    tell(f"{serial!r} {problem}: installing the agent of this codl there")
+    done = install(shell, python_of(shell))
+    brought = f", with {', '.join(done.brought)}" if done.brought else ""
+    tell(f"Installed the agent in {shell.folder}{brought}")
+    if not done.checked.can_serve:
+        fixes = [f"{name}: {done.fixes[name]}" for name in NEEDED if name in done.fixes]
+        raise DeviceError(f"The agent on {serial!r} cannot work: {' '.join(fixes)}")
+
+
 def _put(shell: DeviceShell, python: Python, path: str) -> AgentCheck:
     """Replace the agent's file and check it."""
     shell.run(["sh", "-c", CLEAR, shell.folder])
@@ -291,13 +332,9 @@ def _bring(
     shell: DeviceShell, python: Python, checked: AgentCheck
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Copy missing packages; returns the copied ones, and fixes for the others."""
-    is_termux = "com.termux" in checked.executable
-    device = DevicePython(
-        checked.python, checked.machine, checked.libc, checked.abi, is_termux=is_termux
-    )
     with TemporaryDirectory(prefix="codl-wheels-") as name:
         folder = Path(name)
-        problems = {package: fetch_wheels(package, device, folder) for package in checked.missing}
+        problems = {package: fetch_wheels(package, checked, folder) for package in checked.missing}
         chosen = missing_wheels(folder.glob("*.whl"), checked.packages)
         content = packed_wheels(chosen)
     fixes = {package: problem for package, problem in problems.items() if problem}
@@ -308,12 +345,7 @@ def _bring(
             shell.run(add, limit_s=UNPACK_S)
         finally:
             shell.run(["rm", "-f", f"{shell.folder}/{BROUGHT}"])
-    return names(chosen), fixes
-
-
-def names(wheels: Sequence[Path]) -> tuple[str, ...]:
-    """Packages with versions, such as `ncnn==1.2`."""
-    return tuple("==".join(name_of_wheel(wheel)) for wheel in wheels)
+    return tuple("==".join(name_of_wheel(wheel)) for wheel in chosen), fixes
 
 
 def _python(shell: DeviceShell, wanted: Python | None) -> Python:
@@ -397,66 +429,12 @@ TERMUX = {
 }
 
 
-@dataclass(frozen=True)
-class DevicePython:
-    """A device's Python: `version` as in 3.11.2, `abi` as in cpython.
-
-    `libc` is its C library, as in `glibc 2.36` or, with Android's API level, `bionic 34`.
-    """
-
-    version: str
-    machine: str
-    libc: str
-    abi: str
-    is_termux: bool = False
-
-    @property
-    def short(self) -> str:
-        return ".".join(self.version.split(".")[:2])
-
-    @property
-    def is_android(self) -> bool:
-        return self.libc.startswith("bionic")
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        """Platform tags of wheels that run there, the best first; empty without any."""
-        is_usual = self.abi == "cpython" and re.fullmatch(r"3\.\d{1,2}", self.short, re.ASCII)
-        if not is_usual or re.fullmatch(r"\w{1,16}", self.machine, re.ASCII) is None:
-            return ()
-        if self.is_android:
-            return self._android_platforms()
-        if self.libc == "musl":
-            return tuple(f"{tag}_{self.machine}" for tag in MUSL)
-        glibc = re.fullmatch(r"glibc 2\.(\d{1,2})", self.libc, re.ASCII)
-        if glibc is None or int(glibc[1]) < OLDEST_GLIBC:
-            return ()
-        tags = [f"manylinux_2_{minor}" for minor in range(int(glibc[1]), OLDEST_GLIBC - 1, -1)]
-        return tuple(f"{tag}_{self.machine}" for tag in (*tags, OLDEST_NAME))
-
-    def _android_platforms(self) -> tuple[str, ...]:
-        level = re.fullmatch(r"bionic (\d{1,3})", self.libc, re.ASCII)
-        abi = ANDROID_ABIS.get(self.machine)
-        is_young = tuple(map(int, self.short.split("."))) >= ANDROID_PYTHON
-        if level is None or abi is None or not is_young:
-            return ()
-        return tuple(f"android_{n}_{abi}" for n in range(int(level[1]), OLDEST_LEVEL - 1, -1))
-
-    def fix(self, package: str) -> str:
-        """How to install a package there without a wheel."""
-        if self.is_termux:
-            return termux_fix(package)
-        if self.is_android:
-            return "name a folder with a wheel for it by PIP_FIND_LINKS, or use Termux's Python."
-        return f"`pip install {package}` there."
-
-
 def termux_fix(package: str) -> str:
     """How to install a package without a wheel in Termux."""
     return TERMUX.get(package, f"`pkg install clang cmake ninja`, then `pip install {package}`.")
 
 
-def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
+def fetch_wheels(package: str, python: AgentCheck, folder: Path) -> str:
     """Download the wheels of a package and its dependencies to a folder; returns a problem, or "".
 
     pip's own variables apply, such as PIP_FIND_LINKS and PIP_NO_INDEX for a folder of wheels.
@@ -464,7 +442,7 @@ def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
     where = f"Python {python.short} on {'Android, ' if python.is_android else ''}{python.machine}"
     fix = python.fix(package)
     if not python.platforms:
-        kind = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
+        kind = f"{python.abi} {python.python} on {python.machine} ({python.libc or 'no glibc'})"
         return f"There are no wheels for {kind}: {fix}"
     if find_spec("pip") is None:
         return "This Python has no pip to find wheels with: `python -m ensurepip`."
@@ -479,7 +457,7 @@ def fetch_wheels(package: str, python: DevicePython, folder: Path) -> str:
     return f"No wheel for {where} was found by pip ({errors[-1].removeprefix('ERROR: ')}): {fix}"
 
 
-def _command(package: str, python: DevicePython, folder: Path) -> list[str]:
+def _command(package: str, python: AgentCheck, folder: Path) -> list[str]:
     tags = [part for tag in python.platforms for part in ("--platform", tag)]
     fixed = ["--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     fixed += ["--no-deps"] if package in ALONE else []

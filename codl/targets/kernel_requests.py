@@ -1,21 +1,26 @@
-"""Requests to tune, check and compare kernels, and to draw an interface."""
+"""Requests to tune, check and compare kernels, and to draw an interface, with their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.ir import Op
 from codl.ir.records.tuned import BenchRow, Refused, Trial, Tuned
+from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.check_variants import CheckTask
+from codl.measure import tuner
+from codl.measure.budget import Budget
+from codl.measure.check_variants import CheckTask, check_all
 from codl.measure.tuner import TuneTask
 from codl.measure.ui_frames import Drawn
-from codl.targets.connection import AgentLostError, FrameError
-from codl.targets.wire import EventKind, Request
+from codl.targets.requests import EventHandler, EventKind, Request
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from codl.runtime.opencl import OpenClDevice
+
+#: A task as its op and the name of its kernel variant.
+NamedTask: TypeAlias = tuple[Op, str]
 
 
 @dataclass(frozen=True)
@@ -29,32 +34,31 @@ class DrawFrames(Request[Drawn]):
 
 @dataclass(frozen=True)
 class TuneFailure:
-    """A task without a working choice, by its index."""
+    """The end of a task without a working choice."""
 
-    index: int
     reason: str
     trials: tuple[Trial, ...]
 
 
 @dataclass(frozen=True)
-class Tune(Request[tuple[TuneFailure, ...]]):
+class Tune(Request[None]):
     """Search tuning choices; `begun` are results of interrupted searches.
 
-    A finished task has its `Tuned` result. The answer is the failures.
+    A finished task has its `Tuned` result or its failure.
     """
 
-    tasks: tuple[TuneTask, ...]
+    tasks: tuple[NamedTask, ...]
     begun: tuple[Tuned, ...]
     budget_s: float | None
     limit_s = 600.0
-    event = Tuned
+    event = Tuned | TuneFailure
 
 
 @dataclass(frozen=True)
 class Check(Request[None]):
     """Check kernel variants against the NumPy references; a finished task has its problem."""
 
-    tasks: tuple[CheckTask, ...]
+    tasks: tuple[NamedTask, ...]
     budget_s: float | None
     event = str
 
@@ -74,43 +78,21 @@ class Bench(Request[tuple[list[BenchRow], list[Refused]]]):
     limit_s = 600.0
 
 
-class Remaining(Generic[T]):
-    """Tasks for agents; after the loss of an agent with its task, a new agent continues."""
+# Answers of the process with the device.
 
-    def __init__(self, tasks: Sequence[T]) -> None:
-        self.tasks = list(tasks)
-        self._current: T | None = None
 
-    def work(
-        self, ask: Callable[[tuple[T, ...]], object], lost: Callable[[T, str], object]
-    ) -> None:
-        """Call `ask` with the tasks left until an agent finishes; `lost` gets a task that ends one.
-
-        Raises `AgentLostError` for an agent lost before a task, or a cut connection.
-        """
-        while self.tasks:
-            self._current = None
-            try:
-                ask(tuple(self.tasks))
-                return
-            except AgentLostError as error:
-                if self._current is None or error.is_blameless:
-                    raise
-                self.done(self._current)
-                lost(self._current, str(error))
-
-    def event(self, kind: EventKind, sent: Sequence[T], index: int) -> T:
-        """Record the start or end of a task, by its index in `sent`; returns the task."""
-        if kind not in ("begin", "done") or not 0 <= index < len(sent):
-            raise FrameError(f"it sent {kind!r} of task {index} of {len(sent)}")
-        task = sent[index]
-        if task not in self.tasks:
-            raise FrameError(f"it sent {kind!r} of task {index}, which is done")
-        if kind == "done":
-            self.done(task)
+def answer_tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> None:
+    def report(kind: EventKind, index: int, outcome: Tuned | tuner.Failure | None) -> None:
+        if isinstance(outcome, tuner.Failure):
+            emit(kind, index, TuneFailure(outcome.reason, outcome.trials))
         else:
-            self._current = task
-        return task
+            emit(kind, index, outcome)
 
-    def done(self, task: T) -> None:
-        self.tasks.remove(task)
+    found: Any = [(op, registry.find(op, name)) for op, name in request.tasks]
+    tasks = [TuneTask(op, variant) for op, variant in found]
+    tuner.tune(device, tasks, request.begun, emit=report, budget=Budget(request.budget_s))
+
+
+def answer_check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
+    tasks = [CheckTask(op, registry.find(op, name)) for op, name in request.tasks]
+    check_all(device, tasks, emit=emit, budget=Budget(request.budget_s))

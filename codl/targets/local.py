@@ -32,11 +32,11 @@ from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
 from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
-from codl.runtime.opencl import HostDevice, OpenClDevice
+from codl.runtime.opencl import OpenClDevice, host_device
 from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
+from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 if TYPE_CHECKING:
     from codl.ir.plan import Plan
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from codl.measure.ui_frames import UiProbe
     from codl.runtime.loaded import Loaded
     from codl.targets.compile_workers import CompileWorkers
-    from codl.targets.kernel_requests import Check, Tune, TuneFailure
     from codl.targets.peers import PeerProcess
     from codl.targets.remote import RemoteTarget
 
@@ -101,10 +100,6 @@ class LocalTarget(Target):
                 return _import_package(name)
             case requests.Open(offer):
                 return self._open(offer).programs.identity
-            case requests.UnpinnedRatios(cores):
-                from codl.measure.facts import unpinned_ratios
-
-                return unpinned_ratios(self.soc, cores)
         return self._answer_measuring(request, emit)
 
     def _fact(self, name: requests.FactName) -> object:
@@ -122,15 +117,12 @@ class LocalTarget(Target):
             case "examination":
                 return examination.examine(self._files)
             case "libraries":
-                return {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                versions = {name: hardware.version_of(name) for name in hardware.COMPUTING}
+                return {name: version for name, version in versions.items() if version}
             case "clocks_mhz":
                 return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
                 return self._machine.read()
-            case "busy_cores":
-                from codl.measure.facts import observe_cores
-
-                return observe_cores(self._open())
         raise self._unsupported(f"read {name!r}")
 
     def _answer_measuring(self, request: Request[Any], emit: EventHandler) -> object:
@@ -160,10 +152,11 @@ class LocalTarget(Target):
                 return self._ui_probe.draw(seconds)
             case kernel_requests.Tune():
                 with self._measuring() as device:
-                    return _tune(device, request, emit)
+                    kernel_requests.answer_tune(device, request, emit)
+                return None
             case kernel_requests.Check():
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    _check(self._open(), request, emit)
+                    kernel_requests.answer_check(self._open(), request, emit)
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
@@ -241,7 +234,7 @@ class LocalTarget(Target):
         from codl.measure.timing import time_together, timed
 
         runs = {  # a peer times its runs itself
-            name: model.run if hasattr(model, "observed_cores") else timed(model.run)
+            name: model.run if hasattr(model, "busy_cores") else timed(model.run)
             for name, model in models.items()
         }
         with self._measuring() as device:
@@ -302,7 +295,7 @@ class LocalTarget(Target):
         try:
             return self._open()
         except (DeviceError, MissingPackageError) as error:
-            return HostDevice.of(self.soc, error)
+            return host_device(self.soc, error)
 
     @cached_property
     def _machine(self) -> ConditionReader:
@@ -334,44 +327,6 @@ def look_at(driver: str) -> ProbeResult:
     except (CodlError, ValueError) as error:
         return ProbeResult(driver, error=str(error))
     return result
-
-
-def _tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> tuple[TuneFailure, ...]:
-    from codl.ir.records.tuned import Choices
-    from codl.kernels.tuning import Tuning
-    from codl.measure.budget import Budget
-    from codl.measure.tuner import tune
-    from codl.targets.kernel_requests import TuneFailure
-
-    places = {task.key: at for at, task in enumerate(request.tasks)}
-
-    def progress(done: int, total: int, left_s: float) -> None:
-        emit("progress", done, None)
-
-    run = tune(
-        device,
-        request.tasks,
-        Tuning.of_choices(Choices(request.begun)),
-        keep=lambda result: emit("done", places[result.key], result),
-        searching=lambda task: emit("begin", places[task.key], None),
-        budget=Budget(request.budget_s),
-        progress=progress,
-    )
-    return tuple(TuneFailure(places[f.task.key], f.reason, f.trials) for f in run.failures)
-
-
-def _check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
-    from codl.measure.budget import Budget
-    from codl.measure.check_variants import check_all
-
-    places = {task.key: at for at, task in enumerate(request.tasks)}
-    check_all(
-        device,
-        request.tasks,
-        keep=lambda checked: emit("done", places[checked.task.key], checked.problem),
-        checking=lambda task: emit("begin", places[task.key], None),
-        budget=Budget(request.budget_s),
-    )
 
 
 def _import_package(name: str) -> float:

@@ -16,11 +16,11 @@ from codl.ir.records.results import Conditions
 from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.measure import drift
-from codl.measure.dataset import AnchorRow, Row
+from codl.measure.dataset import Row
 from codl.measure.tasks import MeasureBatch, Measurement, Task
-from codl.measure.timing import Effort, TimedTogether
+from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.targets.connection import FrameError
-from codl.targets.wire import EventKind, Request
+from codl.targets.requests import EventKind, Request
 
 #: Most characters kept of a device's text.
 MOST_LETTERS = 300
@@ -37,7 +37,7 @@ class MeasuredRow:
 
 
 @dataclass(frozen=True)
-class Measure(Request[tuple[tuple[AnchorRow, ...], Conditions]]):
+class Measure(Request[tuple[tuple[AnchorTime, ...], Conditions]]):
     """Measure a batch, with a `MeasuredRow` per task; answers anchors and last conditions."""
 
     batch: MeasureBatch
@@ -126,14 +126,14 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
     return replace(row, **own_words)
 
 
-def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
-    """Raise `FrameError` for rows that are not anchors of a run."""
-    for row in rows:
-        is_known = row.op in drift.TEXTS and row.processor in PROCESSORS
-        if not is_known or row.run != run or row.status != "ok":
-            raise FrameError(f"it sent {row.op!r} on {row.processor!r}, which is not an anchor")
-        if not (isfinite(row.latency_ms) and row.latency_ms > 0):
-            raise FrameError(f"it sent an anchor of {row.latency_ms} ms, which must be positive")
+def check_anchors(anchors: Sequence[AnchorTime]) -> None:
+    """Raise `FrameError` for what is not an anchor, or has an impossible latency."""
+    for anchor in anchors:
+        op, processor, ms = anchor.op, anchor.processor, anchor.latency_ms
+        if op not in drift.TEXTS or processor not in PROCESSORS:
+            raise FrameError(f"it sent {op!r} on {processor!r}, which is not an anchor")
+        if not (isfinite(ms) and ms > 0):
+            raise FrameError(f"it sent an anchor of {ms} ms, which must be positive")
 
 
 def plain(text: str, most: int = MOST_LETTERS) -> str:

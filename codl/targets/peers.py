@@ -21,12 +21,12 @@ from codl.measure.timing import timed
 from codl.runtime.drivers import COUNTS
 from codl.targets.child import first_line, inherited
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
-from codl.targets.wire import Arrays
+from codl.targets.model_requests import BecomePeer, FeedPeer, PeerOutputs, RunPeer
+from codl.targets.requests import Arrays
 
 #: Prefixes of variables that set libraries' threads. A peer gets its threads by its own options.
 VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", *COUNTS)
-#: Seconds of observing a peer's cores.
+#: Seconds of observing how many cores a peer keeps busy.
 OBSERVE_S = 0.3
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class PeerProcess:
     """A peer's agent, pinned to its cores from the start.
 
     All methods raise `DeviceError` with the library's error or the end of the process.
-    `observed_cores` are the cores of its threads, `busy_cores` the mean number of busy ones.
+    `busy_cores` is the mean number of cores that it keeps busy.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class PeerProcess:
             environment=environment(len(self.cores)),
         )
         try:
-            self.version = self.agent.ask(BecomePeer(name, model, soc, self.cores, plan))
+            become = BecomePeer(name, model, soc, self.cores, plan)
+            self._handle, self.version = self.agent.ask(become)
         except DeviceError:
             self.agent.close()
             raise
-        self.observed_cores: tuple[int, ...] = ()
         self.busy_cores = 0.0
 
     @property
@@ -67,12 +67,12 @@ class PeerProcess:
         return len(self.cores)
 
     def feed(self, inputs: Arrays) -> None:
-        """Set the inputs, run for a while, and observe the cores."""
-        self.observed_cores, self.busy_cores = self.agent.ask(FeedPeer(inputs))
+        """Set the inputs, run for a while, and count the busy cores."""
+        self.busy_cores = self.agent.ask(FeedPeer(self._handle, inputs))
 
     def run(self, runs: int) -> Sequence[float]:
         """Seconds of each of `runs` runs; raises `DeviceError` for threads that keep spinning."""
-        seconds, is_idle = self.agent.ask(RunPeer(runs))
+        seconds, is_idle = self.agent.ask(RunPeer(self._handle, runs))
         if not is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
         if len(seconds) != runs:
@@ -80,7 +80,7 @@ class PeerProcess:
         return seconds
 
     def outputs(self) -> Arrays:
-        return self.agent.ask(PeerOutputs())
+        return self.agent.ask(PeerOutputs(self._handle))
 
     def close(self) -> None:
         self.agent.close()
@@ -106,13 +106,14 @@ class PeerHost:
         self._peer = _run(lambda: known[name](job))
         self.version = str(self._peer.version)
 
-    def feed(self, inputs: Arrays) -> tuple[tuple[int, ...], float]:
-        """Set the inputs, run once, then for a while; returns the cores and the mean busy count."""
+    def feed(self, inputs: Arrays) -> float:
+        """Set the inputs, run once, then for a while; returns the mean number of busy cores."""
         _run(lambda: self._peer.feed(inputs))
         self.run(1)
         used, begin = process_time(), perf_counter()
-        cores = threads.observed_cores(lambda: _run(self._peer.run), OBSERVE_S)
-        return cores, (process_time() - used) / (perf_counter() - begin)
+        while perf_counter() - begin < OBSERVE_S:
+            _run(self._peer.run)
+        return (process_time() - used) / (perf_counter() - begin)
 
     def run(self, runs: int) -> tuple[tuple[float, ...], bool]:
         """Run `runs` times; returns the seconds of each, and whether its threads went idle."""

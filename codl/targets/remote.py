@@ -22,12 +22,12 @@ from codl.kernels.tuning import Tuning
 from codl.machine.placement import require_local
 from codl.measure.timing import Effort, TimedTogether
 from codl.runtime.loaded import Binary, RefusedError, StepCallback, no_callback
-from codl.targets import requests
+from codl.targets import model_requests, requests
 from codl.targets.base import ColdStart, Target
 from codl.targets.client import COMMAND, AgentClient, Fix
 from codl.targets.connection import AgentLostError, FrameError
 from codl.targets.measuring import Time
-from codl.targets.wire import Answer, Arrays, EventHandler, EventKind, Request
+from codl.targets.requests import Answer, Arrays, EventHandler, EventKind, Request
 
 
 class RemoteModel:
@@ -64,7 +64,7 @@ class RemoteModel:
             inputs = {name: value.copy() for name, value in self.inputs.items()}
             self._reload()
             try:
-                outputs = self._agent.ask(requests.Run(self._handle, inputs))
+                outputs = self._agent.ask(model_requests.Run(self._handle, inputs))
             except AgentLostError as error:
                 error.args = (f"Running {self.executable.model!r}: {error}",)
                 raise
@@ -79,7 +79,7 @@ class RemoteModel:
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """The spans of both processors in one inference on `inputs`."""
         with self.lock:
-            return [*self._agent.ask(requests.Profile(self.handle(), layers))]
+            return [*self._agent.ask(model_requests.Profile(self.handle(), layers))]
 
     def handle(self) -> int:
         """The agent's handle; loads the model and runs it on `inputs` first if needed."""
@@ -95,7 +95,7 @@ class RemoteModel:
         """Release the agent's copy; the next run would reload it."""
         if self._generation == self._agent.generation and self._agent.pid is not None:
             try:
-                self._agent.ask(requests.Close(self._handle))
+                self._agent.ask(model_requests.Close(self._handle))
             except AgentLostError:
                 return
             finally:
@@ -105,15 +105,15 @@ class RemoteModel:
         if self._generation != self._agent.generation or self._agent.pid is None:
             self._keep(self._load())
 
-    def _keep(self, loaded: requests.LoadedModel) -> None:
+    def _keep(self, loaded: model_requests.LoadedModel) -> None:
         self._handle, self._generation = loaded.handle, self._agent.generation
         self._fed = None
 
 
 def load(
     agent: AgentClient, executable: Executable, on_step: StepCallback, *, tries: bool, on_cpu: bool
-) -> requests.LoadedModel:
-    """Send an executable, with the arrays missing in the agent.
+) -> model_requests.LoadedModel:
+    """Send an executable with its arrays.
 
     Raises `RefusedError` for refused kernels, and for a step in which the agent crashed or hung.
     """
@@ -125,9 +125,6 @@ def load(
         return digest
 
     content = encode(executable, put)
-    missing = agent.ask(requests.MissingArrays(tuple(arrays)))
-    if unknown := {*missing} - {*arrays}:
-        raise agent.refuse(f"it reported unknown missing arrays ({', '.join(sorted(unknown))})")
     at = -1
 
     def on_event(kind: EventKind, step: int, value: None) -> None:
@@ -137,15 +134,14 @@ def load(
         at = step
         on_step(step)
 
-    sent = {digest: arrays[digest] for digest in missing}
     try:
-        answer = agent.ask(requests.Load(content, sent, tries, on_cpu), on_event)
+        answer = agent.ask(model_requests.Load(content, arrays, tries, on_cpu), on_event)
     except AgentLostError as error:
         step = executable.steps[at] if at >= 0 else None
         if not isinstance(step, GpuOp) or error.is_blameless:
             raise
         raise RefusedError([Refusal(step.label, step.variant, step.choice, str(error))]) from error
-    if not isinstance(answer, requests.LoadedModel):
+    if not isinstance(answer, model_requests.LoadedModel):
         raise RefusedError(answer)
     return answer
 
@@ -159,10 +155,10 @@ class RemotePeer:
     """A peer started by an agent; it ends with the agent."""
 
     def __init__(
-        self, agent: AgentClient, name: str, started: requests.StartedPeer, threads: int
+        self, agent: AgentClient, name: str, started: model_requests.StartedPeer, threads: int
     ) -> None:
         self.name, self.version, self.threads = name, started.version, threads
-        self.observed_cores, self.busy_cores = started.observed_cores, started.busy_cores
+        self.busy_cores = started.busy_cores
         self._agent, self._handle, self._generation = agent, started.handle, agent.generation
 
     def handle(self) -> int:
@@ -172,11 +168,11 @@ class RemotePeer:
         return self._handle
 
     def outputs(self) -> Arrays:
-        return self._agent.ask(requests.PeerOutputs(self.handle()))
+        return self._agent.ask(model_requests.PeerOutputs(self.handle()))
 
     def close(self) -> None:
         if self._is_running():
-            self._agent.ask(requests.Close(self._handle))
+            self._agent.ask(model_requests.Close(self._handle))
 
     def _is_running(self) -> bool:
         return self._generation == self._agent.generation and self._agent.pid is not None
@@ -222,8 +218,8 @@ class RemoteTarget(Target):
 
         begin_ms, run_ms, load_ms = (
             ms(requests.Begin),
-            ms(requests.Run),
-            ms(requests.Open, requests.MissingArrays, requests.Load),
+            ms(model_requests.Run),
+            ms(requests.Open, model_requests.Load),
         )
         whole_ms = 1e3 * start_s + begin_ms + load_ms + run_ms
         return ColdStart(whole_ms, 1e3 * import_s + begin_ms, load_ms, run_ms)
@@ -254,12 +250,12 @@ class RemoteTarget(Target):
         return RemoteModel(self.agent, executable, no_callback, on_cpu=True)
 
     def binaries(self, model: RemoteModel) -> Sequence[Binary]:
-        return self.agent.ask(requests.Binaries(model.handle()))
+        return self.agent.ask(model_requests.Binaries(model.handle()))
 
     def start_peer(
         self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
     ) -> RemotePeer:
-        started = self.agent.ask(requests.StartPeer(name, model, inputs, plan))
+        started = self.agent.ask(model_requests.StartPeer(name, model, inputs, plan))
         return RemotePeer(self.agent, name, started, len(self.soc.placement.cores))
 
     def time(

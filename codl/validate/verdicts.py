@@ -20,7 +20,7 @@ from codl.ir.executable import Executable
 from codl.ir.records.results import Checked
 from codl.machine.cache import Slot
 from codl.machine.hardware import version_of
-from codl.targets.base import Target, identity_of, libraries_of
+from codl.targets.base import Target, identity_of
 
 KIND = "checked"
 #: Packages that compute the reference.
@@ -35,7 +35,7 @@ def slot_of(model: str, executables: Iterable[Executable], target: Target) -> Sl
         "cpu": target.soc.cpu.name,
         "model": model,
         "executables": digest("\n".join(lowered)),
-        "libraries": digest(libraries_of(target)),
+        "libraries": digest(target.libraries()),
         "references": digest({name: version_of(name) for name in REFERENCES}),
         "code": code(),
     }

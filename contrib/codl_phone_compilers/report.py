@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from codl.ir.types import PRECISIONS
 from codl.report.results import PluginResult
-from codl.report.text_table import NONE, Cell, Column, TextTable, count, words
+from codl.report.text_table import NONE, Column, TextRow, TextTable, count, words
 
 if TYPE_CHECKING:
     from codl_phone_compilers.compiler import Compilation
@@ -200,57 +200,49 @@ def _pairs(rows: Iterable[KernelFigures]) -> tuple[str, ...]:
 
 def kernels_content(result: KernelsResult) -> TextTable:
     """A row for every kernel of every program on one GPU."""
-    cells: list[Cell[KernelFigures]] = [
-        (words("variant"), lambda row: row.variant),
-        (words("kernel", spare=1), lambda row: row.kernel),
-        (words("op, and a choice that is not the default"), _op),
-        (Column("ops", spare=2), lambda row: count(row.ops)),
-        (Column("instructions"), lambda row: count(row.instructions)),
-        (Column("registers"), lambda row: f"{row.registers}{_halves(row)}"),
-        (Column("private bytes"), lambda row: _some(row.private_bytes)),
-        (Column("all", group="spills"), lambda row: _some(row.spills)),
-        (Column("hot", group="spills"), lambda row: _some(row.hot_spills)),
-        (Column("waves"), lambda row: f"{row.waves} x {row.wave_items}"),
-        (Column("barriers", spare=3), lambda row: _some(row.barriers)),
-        (Column("loops", spare=4), lambda row: _some(row.loops)),
-        (Column("slots for 100 MACs"), lambda row: _rounded(row.slots_per_100_macs)),
-        (Column("lanes %"), lambda row: _rounded(row.lanes and 100 * row.lanes)),
-    ]
+    rows = [
+        TextRow((row.variant,), failure=row.error)
+        if row.error
+        else (row.variant, row.kernel, _op(row), row.ops, row.instructions,
+              f"{row.registers}{_halves(row)}", _some(row.private_bytes), _some(row.spills),
+              _some(row.hot_spills), f"{row.waves} x {row.wave_items}", _some(row.barriers),
+              _some(row.loops), _rounded(row.slots_per_100_macs),
+              _rounded(row.lanes and 100 * row.lanes))
+        for row in result.kernels
+    ]  # fmt: skip
+    heads = (
+        words("variant"),
+        words("kernel", spare=1),
+        words("op, and a choice that is not the default"),
+        Column("ops", spare=2),
+        *map(Column, ("instructions", "registers", "private bytes", "spills all", "spills hot")),
+        Column("waves"),
+        Column("barriers", spare=3),
+        Column("loops", spare=4),
+        Column("slots for 100 MACs"),
+        Column("lanes %"),
+    )
     caption = (_in_words(result.summary),)
     title = f"Kernels of {result.label}, {result.compiler}"
-    return TextTable.of(title, result.kernels, cells, caption, failure=lambda row: row.error)
+    return TextTable.plain(title, heads, rows, caption)
 
 
 def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
     """A row for every GPU."""
-    cells: list[Cell[KernelsResult]] = [
-        (words("GPU"), lambda result: result.label),
-        (words("compiler"), lambda result: result.compiler),
-        (Column("programs"), lambda result: count(result.summary.programs)),
-        (Column("failed"), lambda result: count(result.summary.failed)),
-        (Column("all", group="pairs of variant and kernel"), lambda r: count(r.summary.pairs)),
-        (
-            Column("with private memory", group="pairs of variant and kernel"),
-            lambda result: count(len(result.summary.pairs_in_memory)),
-        ),
-        (
-            Column("in their hot loop", group="pairs of variant and kernel"),
-            lambda result: count(len(result.summary.pairs_hot)),
-        ),
-        *(
-            (
-                Column(precision.replace("_", " "), group="slots for 100 MACs"),
-                lambda result, precision=precision: _rounded(
-                    result.summary.slots_per_100_macs.get(precision)
-                ),
-            )
-            for precision in PRECISIONS
-        ),
-    ]
+    rows = [
+        (own.label, own.compiler, own.summary.programs, own.summary.failed, own.summary.pairs,
+         len(own.summary.pairs_in_memory), len(own.summary.pairs_hot),
+         *(_rounded(own.summary.slots_per_100_macs.get(name)) for name in PRECISIONS))
+        for own in results
+    ]  # fmt: skip
+    pairs, slots = "pairs of variant and kernel", "slots for 100 MACs"
+    heads = ("GPU", "compiler", "programs", "failed", f"{pairs} all",
+             f"{pairs} with private memory", f"{pairs} in their hot loop",
+             *(Column(f"{slots} {name.replace('_', ' ')}") for name in PRECISIONS))  # fmt: skip
     # Mesa's own version is in `compiler`.
     beside = {f"{k} {v}" for r in results for k, v in r.packages.items() if k != "mesa-opencl-icd"}
     caption = (f"Beside Mesa: {', '.join(sorted(beside))}.",) if beside else ()
-    return TextTable.of("Default choices by GPU", results, cells, caption)
+    return TextTable.plain("Default choices by GPU", heads, rows, caption)
 
 
 def _op(row: KernelFigures) -> str:

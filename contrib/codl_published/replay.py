@@ -21,8 +21,8 @@ from codl.ir import to_text
 from codl.ir.records import soc as socs
 from codl.ir.records.results import Conditions
 from codl.ir.records.soc import Soc
-from codl.ir.records.statistic import level
-from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row
+from codl.ir.types import Processor
+from codl.measure.dataset import CsvTable, Dataset, OpRow, Row
 from codl.measure.tasks import (
     BatchResult,
     MeasureBatch,
@@ -33,15 +33,11 @@ from codl.measure.tasks import (
     failed_row,
     processors_of,
 )
+from codl.measure.timing import AnchorTime
 from codl.targets.base import Target
-from codl.targets.connect import Transport
+from codl_published.transport import INSTEAD, SCHEME
 
-SCHEME = "replay:"
 SOURCE = "replayed"
-INSTEAD = (
-    "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
-    "as `local`."
-)
 #: A batch is compiled, built and measured: three steps, each as long as its rounds are to last.
 STEPS = 3
 RowT = TypeVar("RowT", bound=Row)
@@ -55,6 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     clock_mhz: dict[str, float] = {}
     conditions: Conditions = Conditions()
     calibration: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
+    anchors_ms: dict[Processor, dict[str, Annotated[float, msgspec.Meta(gt=0)]]] = {}
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -67,7 +64,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 class Recording:
     """A dataset that was read as a whole; `rows` are by table and key.
 
-    `anchors` has the row of each anchor that is nearest to its usual level in the first run.
+    `anchors` has the usual latency of each anchor in the first run.
     """
 
     dataset: Dataset
@@ -77,7 +74,7 @@ class Recording:
     manifest_runs: Mapping[str, Any]
     runs: Mapping[str, Run]
     rows: Mapping[str, Mapping[tuple[Any, ...], Row]]
-    anchors: tuple[AnchorRow, ...]
+    anchors: tuple[AnchorTime, ...]
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
@@ -111,7 +108,7 @@ class Recording:
             manifest_runs=content.get("runs", {}),
             runs=manifest.runs,
             rows=rows,
-            anchors=_usual(_whole(dataset.anchors())),
+            anchors=_usual(manifest.runs),
         )
 
     def row_of(self, task: Task) -> Row:
@@ -168,21 +165,13 @@ def _whole(table: CsvTable[RowT]) -> list[RowT]:
     return table.read()
 
 
-def _usual(rows: list[AnchorRow]) -> tuple[AnchorRow, ...]:
-    """The anchors of the first run, each once, at its usual level.
+def _usual(runs: Mapping[str, Run]) -> tuple[AnchorTime, ...]:
+    """The anchors of the first run that has some, at their usual levels.
 
     So replays are as fast as each other and as the first run, whatever part of it they repeat.
     """
-    by_anchor: dict[tuple[str, str], list[AnchorRow]] = {}
-    for row in rows:
-        if row.run == rows[0].run and row.status == "ok":
-            by_anchor.setdefault((row.op, row.processor), []).append(row)
-
-    def usual(of_one: list[AnchorRow]) -> AnchorRow:
-        usual_ms = level([row.latency_ms for row in of_one])
-        return min(of_one, key=lambda row: abs(row.latency_ms - usual_ms))
-
-    return tuple(map(usual, by_anchor.values()))
+    levels = next((run.anchors_ms for run in runs.values() if run.anchors_ms), {})
+    return tuple(AnchorTime(op, p, ms) for p, by_op in levels.items() for op, ms in by_op.items())
 
 
 def _seconds(run: Run) -> float:
@@ -259,7 +248,7 @@ class ReplayTarget(Target):
         rows = {task: self._row(task) for task in batch.tasks[:at_most]}
         return BatchResult(
             tuple(_measurement(task, row, batch.run) for task, row in rows.items()),
-            tuple(replace(row, run=batch.run, source=SOURCE) for row in recording.anchors),
+            recording.anchors,
             conditions=self.conditions(),
             skipped_s=recording.seconds_per_row * sum(isinstance(r, Row) for r in rows.values()),
         )
@@ -278,12 +267,3 @@ class ReplayTarget(Target):
 def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measurement:
     replayed = row if isinstance(row, Row) else failed_row(task, run, str(row))
     return Measurement(task, replace(replayed, run=run, source=SOURCE))
-
-
-TRANSPORT = Transport(
-    "replay:DIR",
-    "no device: the rows of a dataset again, for `codl collect`",
-    lambda serial: serial.startswith(SCHEME),
-    ReplayTarget,
-    refusal=INSTEAD,
-)

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NoReturn
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
 from codl.ir.ops.convolution import Conv2d
-from codl.ir.ops.matmul import FullyConnected
 from codl.ir.ops.window import Pool2d
 from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
@@ -31,8 +30,8 @@ MACE_MEMORY: Mapping[str, str] = {"mace_image": "image", "mace_buffer": "buffer"
 MACE_KERNELS: Mapping[tuple[str, Processor], tuple[str, ...]] = {
     (Conv2d.kind, "cpu"): ("mace_direct", "mace_gemm", "mace_winograd"),
     (Pool2d.kind, "cpu"): ("mace_direct",),
-    (FullyConnected.kind, "cpu"): ("mace_gemv",),
-    **{(op.kind, "gpu"): tuple(MACE_MEMORY) for op in (Conv2d, Pool2d, FullyConnected)},
+    ("fc", "cpu"): ("mace_gemv",),
+    **{(kind, "gpu"): tuple(MACE_MEMORY) for kind in (Conv2d.kind, Pool2d.kind, "fc")},
 }
 #: Channels that Winograd needs at least, of the input and of the output.
 WINOGRAD_CHANNELS = 8
@@ -49,7 +48,7 @@ CONSTANT_BYTES, CONSTANT_CHANNELS = 3584, 32
 
 def mace_cpu_kernel(op: Op) -> str:
     """The kernel that computes an op of one of these kinds on the CPU."""
-    if isinstance(op, FullyConnected):
+    if op.kind == "fc":
         return "mace_gemv"
     if isinstance(op, Conv2d) and op.stride == (1, 1):
         if op.kernel == (1, 1):

@@ -46,7 +46,6 @@ FULL, PREDICTORS = "full", f"{DEFAULT},gbdt,codl_linear"
 TERMS: Mapping[str, dict[str, Any]] = {
     "inside": {"inside": asdict(NOTHING)},
     "caches": {"inside": dict.fromkeys(("weight_ms", "transformed_ms", "tensor_ms"), 0.0)},
-    "batch": {"targets": ("batch_cpu", "batch_gpu")},
     "contention": {"inside": {"beside_ms": 0.0}},
     "net-calls": {"inside": {"call_ms": 0.0}},
     "launches": {"targets": ("dispatch_gpu",)},

@@ -54,7 +54,7 @@ from codl.files import ROOT
 from codl.frontend.models import MEASURED
 from codl.ir import to_text
 from codl.ir.records import soc as socs
-from codl.jobs.options import read_seconds
+from codl.jobs.options import read_duration
 from codl.machine.placement import LocalSoc, load
 from codl.measure.tasks import load_ops
 from codl.registry import VARIABLE
@@ -83,8 +83,8 @@ def _run(options: argparse.Namespace) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(options.folder)
     _prepare()
-    within_s = read_seconds(options.within) if options.within else None
-    budget_s = read_seconds(options.budget)
+    within_s = read_duration(options.within) if options.within else None
+    budget_s = read_duration(options.budget)
     stages = _stages(options)
     for stage in stages:
         spent_s = perf_counter() - begin
@@ -173,7 +173,7 @@ def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: fl
     end = perf_counter() + budget_s
     stage.soc.save(socs.own_path_of(stage.name))
     on = ["--soc", stage.name, "--serial", stage.serial]
-    collect_s = min(read_seconds(options.collect) or COLLECTING * budget_s, budget_s)
+    collect_s = min(read_duration(options.collect) or COLLECTING * budget_s, budget_s)
     how = ["--models", ",".join(files), "--budget", f"{collect_s:.0f}s", "--resume"]
     try:
         _codl(["collect", *on, *how], collect_s + GRACE_S)

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from curve_file import STRATEGIES, CurveFile, failed
 
 from codl.errors import CodlError
 from codl.ir.records.results import Digests
-from codl.jobs.interleaved import evaluate, to_json
+from codl.jobs.interleaved import evaluate
 from codl.jobs.model import digests_of, profiling
 from codl.jobs.options import recorded
 from codl.machine.placement import LocalSoc
@@ -93,7 +93,7 @@ def _rows(model: str, context: Context, effort: Effort) -> tuple[list[dict[str, 
     of = digests_of(context)
     try:
         found = evaluate(model, [find(name) for name in STRATEGIES], context, effort=effort)
-        return to_json(found.rows), replace(of, models={model: found.digest})
+        return [asdict(row) for row in found.rows], replace(of, models={model: found.digest})
     except CodlError as error:
         return failed(model, str(error)), of
     except Exception as error:  # a driver's: the other models are still to be measured

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar, Literal
 
+from markupsafe import Markup
+
 from codl.ir.plan import Chain
 from codl.ir.types import PROCESSORS
 from codl.report import charts
-from codl.report.charts import Bar, Data, Dot, Key, Part, Picture, Scale, Value
+from codl.report.charts import (
+    AXIS,
+    Bar,
+    Data,
+    Dot,
+    Key,
+    Part,
+    Picture,
+    Scale,
+    Value,
+    axis,
+    dot_mark,
+    gutter,
+    label,
+    mark,
+)
 from codl.report.results import ResultFile, SocSummary, parse_as
 from codl.report.text_table import digits
 
@@ -240,6 +257,46 @@ def _weighed(rows: Rows, split: str) -> float | None:
     return sum(count * acc10 for count, acc10 in counted) / total if total else None
 
 
+#: Pixels between dots of a row, and of a row with one dot.
+DOT, ROOM = 9, 20
+
+
+def dots(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Dot]]],
+    data: Data,
+    *,
+    name: str,
+    at: float | None = None,
+    legend: Iterable[Key] = (),
+    note: str = "",
+    sources: Iterable[str] = (),
+) -> Picture:
+    """A picture of dots in rows; a line marks `at`."""
+    ends = [end for _, of_row in rows for dot in of_row for end in (dot.low, dot.value, dot.high)]
+    values = [end for end in (*ends, at) if end is not None]
+    low, high = min(values, default=0.5), max(values, default=2.0)
+    room = 0.04 * (high - low or 1.0)
+    scale = Scale(max(0.0, low - room), high + room)
+    heights = [DOT * (max(len(of_row), 1) - 1) + ROOM for _, of_row in rows]
+    bottom = float(sum(heights))
+    drawn = [axis(scale, 0, bottom, name)]
+    if at is not None:
+        drawn.append(mark("line", x1=scale(at), x2=scale(at), y1=0, y2=bottom, class_="zero"))
+    top = 0.0
+    for (of, of_row), height in zip(rows, heights, strict=True):
+        drawn.append(label(of, top + height / 2))
+        if top:
+            drawn.append(mark("line", x1="0%", x2="100%", y1=top, y2=top, class_="grid"))
+        for number, dot in enumerate(of_row):
+            drawn.append(dot_mark(dot, scale, top + ROOM / 2 + DOT * number))
+        top += height
+    return Picture(
+        title, Markup().join(drawn), bottom + AXIS, data, tuple(legend), note, tuple(sources),
+        left=gutter(of for of, _ in rows), right=12,
+    )  # fmt: skip
+
+
 def _by_soc(
     title: str,
     rows: Sequence[tuple[str, str, float, float, float, int]],
@@ -264,7 +321,7 @@ def _by_soc(
         for soc in socs
     ]
     legend = [key for who, key in LOOKS.items() if any(row[1] == who for row in rows)]
-    return charts.dots(title, by_soc, Data(heads, tuple(rows)), name=name, at=at, legend=legend)
+    return dots(title, by_soc, Data(heads, tuple(rows)), name=name, at=at, legend=legend)
 
 
 FIGURES: Mapping[str, Callable[[PaperResult], Iterator[Picture]]] = {

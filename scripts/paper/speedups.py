@@ -69,7 +69,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                     "predicted_ms": row.predicted_ms,
                     "energy_mj": row.energy_mj,
                     "memory_bytes": sum(memory.values()) or None,
-                    "doubts": "; ".join(evaluation.doubts(row)),
+                    "doubts": "; ".join(row.doubts),
                     "source": row.source,
                 }
 

@@ -31,6 +31,7 @@ from codl.machine.placement import LocalSoc
 from codl.measure.budget import Budget
 from codl.plan.strategies import Context
 from codl.runtime.guard import END_S
+from codl.targets import kernel_runs
 from codl.targets.local import LocalTarget
 
 OPS = [f"pooling in=1x{channels}x8x8 kernel=2x2 stride=2" for channels in (8, 16, 24)]
@@ -100,7 +101,7 @@ def test_tune_prints_what_it_kept_before_ctrl_c(
     monkeypatch.setenv("CODL_CACHE", str(tmp_path / "cache"))
     words = ["tune", "--soc", soc_file, "--datasets", str(tmp_path / "sets"), "--ops", SMALL]
     with monkeypatch.context() as patch:
-        patch.setattr(LocalTarget, "tune", ended_by_ctrl_c(LocalTarget.tune))
+        patch.setattr(kernel_runs, "tune", ended_by_ctrl_c(kernel_runs.tune))
         found, said = ended(tmp_path, *words, code=128 + signal.SIGINT)
     assert found["stopped"] == "interrupted"
     assert (found["measured"], len(found["rows"])) == (1, 1)
@@ -112,12 +113,12 @@ def test_tune_prints_what_it_kept_before_ctrl_c(
 def ended_by_ctrl_c(own: Any) -> Any:
     """Tuning that ends by Ctrl-C behind its first result."""
 
-    def tune(self: LocalTarget, *given: Any, keep: Any, **more: Any) -> Any:
+    def tune(*given: Any, keep: Any, **more: Any) -> Any:
         def then_end(result: Any) -> None:
             keep(result)
             raise KeyboardInterrupt
 
-        return own(self, *given, keep=then_end, **more)
+        return own(*given, keep=then_end, **more)
 
     return tune
 

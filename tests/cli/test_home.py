@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -95,12 +94,8 @@ def test_models_say_what_is_known_of_them_here(home: Path) -> None:
     done = command_line.run(home, "models", "net.onnx", "matmul", "--soc", "epyc2", "--json")
     net, matmul = json.loads(done.stdout)["models"]
     assert (net["parameters"], net["inputs"]) == (b.parameters, {"image": [1, 3, 8, 8]})
-    assert (net["ops"], net["measured"], net["kinds"]) == (2, 0, {"conv2d": 1, "fc": 1})
-    files = Dataset.found("epyc2").folder.glob("t_*.csv")
-    rows = [row for file in some(files) for row in csv.DictReader(file.open())]
-    texts = {to_text(op) for op in load_ops(["matmul"])}
-    assert matmul["ops"] == len(texts)
-    assert matmul["measured"] == len(texts & {row.get("op") for row in rows})
+    assert (net["ops"], net["kinds"]) == (2, {"conv2d": 1, "fc": 1})
+    assert matmul["ops"] == len({to_text(op) for op in load_ops(["matmul"])})
     every = json.loads(command_line.run(home, "models", "--json").stdout)["models"]
     assert {"vgg16", "bert"} <= {model["name"] for model in every}
 

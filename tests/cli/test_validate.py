@@ -20,7 +20,6 @@ from codl.cli.app import app
 from codl.errors import CodlError, CodlWarning
 from codl.frontend.convert import load_network
 from codl.ir.records.soc import Soc
-from codl.ir.records.soc import load as soc_at
 from codl.jobs import run
 from codl.kernels import registry
 from codl.plan.build_plan import preferring
@@ -121,10 +120,10 @@ def faulty(folder: Path, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_faulty_op_is_got_around_and_stays_so(folder: Path, faulty: str) -> None:
-    """By the plan, and by the SoC file, which the next plan keeps to; with --strict it is not."""
+    """By the plan; with --strict it is not."""
     strict = answer("--strict", code=1)
     assert (strict["first_bad"], strict["fallback"], strict["remedy"]) == ("conv1", [], None)
-    found = answer("--write-plan", "plan.json", "--write-soc")
+    found = answer("--write-plan", "plan.json")
     assert (found["ok"], found["first_bad"]) == (False, "conv1")
     assert [(row["op"], row["ok"]) for row in found["ops"]][:2] == [
         ("conv1", False),
@@ -134,12 +133,6 @@ def test_a_faulty_op_is_got_around_and_stays_so(folder: Path, faulty: str) -> No
     assert (one["op"], one["processor"], one["variant"]) == ("conv1", "gpu", faulty)
     assert found["remedy"]["ok"]
     assert found["remedy"]["outputs"]["cosine"] >= 0.9999
-    (kept,) = soc_at("socs/test.yaml").fallbacks
-    assert (kept.variant, kept.instead) == (faulty, one["instead"])
-    assert kept.op.startswith("conv2d in=1x8x16x16")
-    again = answer()
-    assert (again["ok"], again["fallback"]) == (True, [])
-    assert again["ops"][0]["variant"] == one["instead"]
     planned = answer("--plan", "plan.json")
     assert planned["ok"]
     assert planned["placement"][0]["reason"].startswith(f"in place of {faulty}: wrong")

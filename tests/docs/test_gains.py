@@ -18,6 +18,7 @@ from standalone import stand_alone
 from summaries import accuracy_content
 
 from codl.report.results import load_result
+from codl.report.text_table import NONE
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = {"name": "two", "description": "two halves"}
@@ -40,7 +41,7 @@ def cells(table: Any) -> list[tuple[str, ...]]:
 
 
 def test_a_gain_is_over_the_better_processor_and_beside_its_bound(tmp_path: Path) -> None:
-    ran = {"version": "1", "threads": 2, "observed_cores": [0, 1], "busy_cores": 2.0}
+    ran = {"version": "1", "threads": 2, "busy_cores": 2.0}
     rows = [row("cpu", 30.0), row("gpu", 20.0), row("codl", 16.0)]
     peers = [row("ort", 19.0, peer=ran), row("mnn", 15.0, peer=ran)]
     other = [row(name, 9.0, model="other") for name in ("cpu", "gpu", "codl")]
@@ -119,6 +120,32 @@ def test_accuracy_is_summed_up_by_the_rows_that_were_held_out(tmp_path: Path) ->
 LEFT1 = {"testnet": ((10.0, 40.0, 9.0), (10.0, 40.0, 8.0)), "other": ((8.0, 8.0, 5.0), None)}
 LEFT2 = {"testnet": ((10.0, 20.0, 8.0), (10.0, 20.0, 7.5))}
 LEFT8 = {"testnet": ((10.0, 5.0, 5.0), (10.0, 5.0, 4.0)), "other": ((8.0, 1.0, 1.25), None)}
+
+
+def test_a_comparison_has_a_row_per_model_and_speedups_of_plans(tmp_path: Path) -> None:
+    from summaries import comparison_content
+
+    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    rows = [
+        row("cpu", 20.0),
+        row("gpu", 10.0),
+        row("codl", 5.0, cosine=0.99999, max_rel_err=1e-5),
+        row("ort", 8.0, peer=ran, cosine=1.0, max_rel_err=2e-4),
+        row("cpu", 30.0, model="other"),
+        {**row("codl", 1.0, model="other", status="failed", reason="no plan"), "latency_ms": None},
+    ]
+    table = comparison_content(load_result(write(tmp_path / "eval.json", *rows)))  # type: ignore[arg-type]
+    assert [column.header for column in table.columns] == [
+        "model", "`cpu`", "`gpu`", "`codl`", "`ort`", "speedup of `codl`",
+    ]  # fmt: skip
+    assert cells(table) == [
+        ("net", "20.0", "10.0", "5.00", "8.00", "2.00"),
+        ("other", "30.0", NONE, "failed", NONE, NONE),
+    ]
+    caption = " ".join(table.caption)
+    assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption
+    assert "codl on other failed: no plan." in caption
+    assert "commit abc1234" in caption
 
 
 def rows(models: dict[str, Any]) -> list[dict[str, Any]]:

@@ -34,7 +34,6 @@ MODEL = "small.onnx"
 OPS = "ops.csv"
 #: What makes a command of the pipeline quick: nothing here depends on how fast anything is.
 QUICKLY: dict[str, Sequence[str]] = {
-    "soc": ("--no-measure",),
     "tune": ("--budget", "0.001s"),
     "collect": ("--shares", "0.5"),
     "train": ("--no-evaluate", "--predictor", "codl"),

@@ -22,7 +22,7 @@ from codl.ir.records.results import Digests
 from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.machine.placement import LocalSoc, Placement
-from codl.measure.dataset import AnchorRow, Dataset, OpRow
+from codl.measure.dataset import Dataset, OpRow
 from codl.registry import rolled_back
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
@@ -93,7 +93,6 @@ def _write_dataset(soc: LocalSoc) -> None:
     row = OpRow(op=OP, dim="H", share=1.0, part=OP, latency_ms=5, run="run1")
     for name in ("conv2d_cpu_gemm", "conv2d_gpu_direct", "dispatch"):
         dataset.ops(name).append(row)
-    dataset.anchors().append(AnchorRow(op=OP, processor="cpu", batch=1, latency_ms=1, run="run1"))
     run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
     content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
     dataset.write_manifest(content)

@@ -27,7 +27,7 @@ from codl.errors import CodlError, DeviceError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.jobs.run import SPLIT, StreamPlan, off_the_cpu_side
+from codl.jobs.streams import SPLIT, StreamPlan, off_the_cpu_side
 from codl.machine.placement import LocalSoc
 from codl.measure.closeness import max_rel_err
 from codl.plan.build_plan import default_plan

@@ -18,7 +18,8 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.records.gpu_limits import GpuLimits
-from codl.jobs.model import ModelJob, RunOptions, adapted, deployment_of, read_inputs
+from codl.jobs.model import ModelJob, adapted, read_inputs
+from codl.jobs.run import Run
 from codl.machine.placement import LocalSoc, Placement
 from codl.plan.strategies import DEFAULT, Context
 
@@ -126,24 +127,26 @@ def test_a_runtime_is_a_strategy(folder: Path) -> None:
         assert ModelJob(path).strategy_name == strategy
     assert ModelJob(path, strategy="mulayer").strategy_name == "mulayer"
     assert ModelJob("vgg16").strategy_name == DEFAULT
-    assert deployment_of("vgg16") is None
+    assert models.deployment_of("vgg16") is None
 
 
 def test_storage_must_be_what_the_soc_was_measured_with(folder: Path) -> None:
     context = Context(SOC)
-    same = deployment_of(write(folder, MODEL + "    data_type: fp32_fp32\n    winograd: 0\n"))
+    same = models.deployment_of(
+        write(folder, MODEL + "    data_type: fp32_fp32\n    winograd: 0\n")
+    )
     assert adapted(context, same).winograd is False
     assert adapted(context, None) is context
-    other = deployment_of(write(folder, MODEL + "    data_type: fp16_fp32\n"))
+    other = models.deployment_of(write(folder, MODEL + "    data_type: fp16_fp32\n"))
     with pytest.raises(UnsupportedError, match="as float16, those of the SoC 'simulated' are"):
         adapted(context, other)
     alone = MODEL + "    data_type: fp16_fp32\n    runtime: cpu\n"
-    assert adapted(context, deployment_of(write(folder, alone))).soc is SOC
+    assert adapted(context, models.deployment_of(write(folder, alone))).soc is SOC
 
 
 def test_a_deployment_limits_the_gpu(folder: Path) -> None:
     def limits(more: str) -> GpuLimits | None:
-        deployed = deployment_of(write(folder, MODEL + more))
+        deployed = models.deployment_of(write(folder, MODEL + more))
         return None if deployed is None else deployed.limits
 
     assert limits("") == GpuLimits()
@@ -163,26 +166,26 @@ def test_inputs_come_from_the_files_that_a_deployment_names(folder: Path) -> Non
     x[:, :, 1:].tofile(folder / "short.bin")
     for files in ("all.npz", "[one.npy]", "{image: one.bin}"):
         path = write(folder, f"{MODEL}{WHOLE}    input_files: {files}\n")
-        found = read_inputs(network(path), None, deployment_of(path), lambda network: {})
+        found = read_inputs(network(path), None, models.deployment_of(path), lambda network: {})
         np.testing.assert_array_equal(found["image"], x)
     path = write(folder, f"{MODEL}{WHOLE}    input_files: [short.bin]\n")
     with pytest.raises(InvalidFileError, match="'image' is 1x3x16x16, 768 numbers, got 720"):
-        read_inputs(network(path), None, deployment_of(path), lambda network: {})
+        read_inputs(network(path), None, models.deployment_of(path), lambda network: {})
 
 
 def test_options_change_the_soc_for_a_run() -> None:
     here = LocalSoc.of(SOC, Placement("none", (0, 1)))
-    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(here)
+    changed = Run(model="x", threads=1, gpu_performance="high", gpu_priority="low").placed(here)
     assert changed.facts == SOC
     assert changed.placement == Placement(
         "none", (0, 1), cpu_threads=1, performance="high", priority="low"
     )
-    assert RunOptions().applied(here) == here
+    assert Run(model="x").placed(here) == here
     with pytest.raises(UnknownNameError, match="GPU priority hint 'urgent'"):
-        RunOptions(gpu_priority="urgent").applied(here)
+        Run(model="x", gpu_priority="urgent").placed(here)
     for threads in (99, 0, -1):
         with pytest.raises(CodlError, match="threads need as many cores"):
-            RunOptions(threads=threads).applied(here)
+            Run(model="x", threads=threads).placed(here)
 
 
 def test_the_documented_examples_load(folder: Path) -> None:

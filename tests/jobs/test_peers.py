@@ -75,7 +75,6 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
         assert max_rel_err(outputs[name].reshape(expected.shape), expected) <= 1e-3
     assert peer.version
     assert peer.threads == len(cores)
-    assert set(peer.observed_cores) <= set(cores)
     assert peer.busy_cores > 0
 
 

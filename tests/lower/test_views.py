@@ -21,9 +21,8 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, parse, to_text
+from codl.ir import Network, parse
 from codl.ir.executable import Executable, GpuOp, Relayout
-from codl.ir.plan import OpFallback
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -95,14 +94,6 @@ def test_views_hold_what_their_tensors_would(cuts: Any, sharing: Any, network: N
         interpreter.run()
     for name, wanted in evaluate(network, {"x": x}).items():
         np.testing.assert_allclose(interpreter.outputs[name], wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_wrong_among_planar_tensors_runs_in_blocks(network: Network) -> None:
-    adds = [layer for layer in network.layers if layer.op.kind == "eltwise"]
-    wrong = OpFallback(to_text(adds[-1].op), "gpu", "gpu_planar", "gpu_direct")
-    executable = on_gpu(network, replace(SOC, fallbacks=(wrong,)))
-    variants = [s.variant for s in executable.steps if isinstance(s, GpuOp)]
-    assert "gpu_planar" not in variants
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,11 +16,7 @@ from codl.jobs.interleaved import ReferenceRun, compare
 from codl.kernels import registry
 from codl.machine.placement import LocalSoc, Placement
 from codl.measure.budget import Budget
-from codl.measure.check_variants import (
-    CheckTask,
-    check_all,
-    check_tasks,
-)
+from codl.measure.check_variants import check_all, check_tasks
 from codl.measure.closeness import agreement, closeness, difference, is_right, worst
 
 
@@ -142,14 +139,17 @@ def test_differences_are_of_the_largest_value() -> None:
     assert difference(np.zeros(2), np.full(2, 1e-6)) == pytest.approx(1e-3)
 
 
-def test_what_has_no_time_left_is_counted(first_soc: LocalSoc) -> None:
+def test_what_has_no_time_left_is_not_begun(first_soc: LocalSoc) -> None:
     from support.devices import here
 
     seconds = iter(range(100))
     tasks = check_tasks(first_soc, ["cpu"])[:5]
-    begun: list[CheckTask] = []
+    events: list[Any] = []
     budget = Budget(8.0, lambda: float(next(seconds)))
-    run = check_all(here(first_soc).device, tasks, checking=begun.append, budget=budget)
-    assert len(run.checked) == len(begun) < 5
-    assert run.left == 5 - len(begun)
-    assert not run.problems()
+    check_all(
+        here(first_soc).device, tasks, emit=lambda *event: events.append(event), budget=budget
+    )
+    begun, done = events[::2], events[1::2]
+    assert 0 < len(begun) == len(done) < 5
+    assert begun == [("begin", index, None) for index in range(len(begun))]
+    assert done == [("done", index, "") for index in range(len(done))]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 from support.op_examples import OF_MODELS
 from support.simulated import SOC, conv_tasks, noisy_dataset
 from support.whole_way import QUICK
@@ -12,9 +14,10 @@ from support.whole_way import QUICK
 from codl.ir import Activation, Op, parse, to_text
 from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
+from codl.measure import extra_ops
 from codl.measure.collector import Collection
 from codl.measure.dataset import SEPARATOR, Dataset
-from codl.measure.extra_ops import attention_ops, conv_ops, similar_ops
+from codl.measure.extra_ops import block_ops, similar_ops
 from codl.measure.measurement_order import (
     ATTENTION,
     CONVOLUTIONS,
@@ -103,7 +106,10 @@ def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     found = within(600.0, TaskFilter(OF_MODELS, SHARES, similar=30, others=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
     unusual = []
-    for ops, share in ((attention_ops(16), ATTENTION), (conv_ops(16), CONVOLUTIONS)):
+    for ops, share in (
+        (block_ops("attention", 16), ATTENTION),
+        (block_ops("conv", 16), CONVOLUTIONS),
+    ):
         of_these = [t for t in found.tasks if isinstance(t, OpTask) and t.op in ops]
         assert 0 < len(of_these) * TASK_S < 1.2 * share * 600.0
         unusual += of_these
@@ -111,8 +117,19 @@ def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
     assert tiers == sorted(tiers)
     assert not set(
-        other_tasks(attention_ops(2) + conv_ops(2), SOC, exclude=found.tasks)
+        other_tasks(block_ops("attention", 2) + block_ops("conv", 2), SOC, exclude=found.tasks)
     ).intersection(found.tasks)
+
+
+def test_ops_of_random_blocks_are_those_that_the_script_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    import_module("block_ops").main(tmp_path)
+    for drawn in tmp_path.iterdir():
+        assert drawn.read_text() == Path(extra_ops.__file__).with_name(drawn.name).read_text()
+    few, more = (block_ops("attention", blocks) for blocks in (2, 3))
+    assert more[: len(few)] == few
 
 
 def test_new_ops_are_valid_and_none_is_a_models_own() -> None:

@@ -112,12 +112,17 @@ def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any)
     return replace(made, **changes)
 
 
+def tuned(*given: Any, **more: Any) -> list[Any]:
+    """The results of `tune`."""
+    found: list[Any] = []
+    tune(*given, emit=lambda kind, index, one: kind == "done" and found.append(one), **more)
+    return found
+
+
 @pytest.mark.usefixtures("_quiet")
 def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -> None:
     soc, task = gpu.soc, TuneTask(OP, variant)
-    kept: list[Tuned] = []
-    done = tune(gpu, [task], keep=kept.append)
-    (found,) = done.results
+    (found,) = tuned(gpu, [task])
     assert found.choice == FAST
     assert found.complete
     assert (found.default_ms, found.best_ms) == (pytest.approx(3.0), pytest.approx(0.1))
@@ -126,14 +131,13 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert trials[-1].latency_ms is trials[0].latency_ms is None
     assert "does not build" in trials[-1].reason
     assert "differs from the default's" in trials[0].reason
-    tuning = Tuning.of(kept)
-    assert kept == [found]
+    tuning = Tuning.of([found])
     assert tuning.choice(variant, OP, soc) == FAST
     assert len(tuning.plan(variant, OP, soc).launches) == 1
     assert tuning.features(variant, OP, soc) == {"repeats": 1.0}
     before = gpu.programs.compiled
-    again = tune(gpu, [task], tuning)
-    assert (again.results, again.known, again.left) == ((), (found,), 0)
+    (again,) = tuned(gpu, [task], [found])
+    assert (again.choice, again.trials) == (found.choice, found.trials)
     assert gpu.programs.compiled == before
 
 
@@ -188,9 +192,7 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
 
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, {"repeats": -2})
-    done = tune(gpu, [TuneTask(OP, variant)])
-    (failure,) = done.failures
-    assert done.results == ()
+    (failure,) = tuned(gpu, [TuneTask(OP, variant)])
     assert "does not build" in failure.reason
     assert all(trial.latency_ms is None for trial in failure.trials)
 
@@ -199,9 +201,8 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
 def test_a_search_that_was_cut_short_goes_on(gpu: OpenClDevice, variant: Any) -> None:
     soc = gpu.soc
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
-    tuning = Tuning.of([cut])
-    assert tune(gpu, [TuneTask(OP, variant)], tuning, budget=Budget(0)).left == 1
-    (found,) = tune(gpu, [TuneTask(OP, variant)], tuning).results
+    assert tuned(gpu, [TuneTask(OP, variant)], [cut], budget=Budget(0)) == []
+    (found,) = tuned(gpu, [TuneTask(OP, variant)], [cut])
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
     assert found.choice == FAST

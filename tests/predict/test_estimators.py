@@ -13,15 +13,15 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from support.common_checks import read_back
 from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 
-from codl.errors import MismatchError, UnknownNameError
-from codl.ir import Shape, parse
+from codl.errors import UnknownNameError
+from codl.ir import parse
 from codl.predict import ESTIMATORS, features
 from codl.predict import estimators as runs
 from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
-from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.gp_fitting import MaternKernel, Projection
-from codl.predict.estimators.numerics import to_json
+from codl.predict.estimators.sparse_gp import Codl
 from codl.predict.estimators.trees import Trees
+from codl.predict.model_set import to_json
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 
@@ -304,7 +304,3 @@ def test_a_target_of_another_op_is_refused() -> None:
         features.table("flops", "pooling_cpu_direct_max", [pool], SOC)
     with pytest.raises(UnknownNameError, match="mulayer_fc_cpu"):
         features.table("flops", "mulayer_conv2d_cpu", [fc], SOC)
-    with pytest.raises(MismatchError, match="predicted for an op, got 1x1x2x3"):
-        features.table("variant", GEMM, [Shape(1, 1, 2, 3)], SOC)
-    with pytest.raises(MismatchError, match="predicted for a shape"):
-        features.table("variant", "data_sharing_to_gpu", [fc], SOC)

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -65,14 +66,20 @@ def workers(request: pytest.FixtureRequest) -> Workers:
     return TWO if request.param == "jobs" else request.getfixturevalue("cluster")
 
 
+def mapped(workers: Workers, work: Any, common: Any, values: Iterable[Any]) -> list[Any]:
+    """The results of the values, in the order of the values."""
+    with closing(workers.results(work, common, values)) as results:
+        return [result for _, result in sorted(results, key=itemgetter(0))]
+
+
 # What they do
 
 
 def test_results_come_in_the_order_of_the_values(workers: Workers) -> None:
-    results = workers.map(scaled, 3, iter(range(12)))
+    results = mapped(workers, scaled, 3, iter(range(12)))
     assert [product for product, _ in results] == [3 * value for value in range(12)]
     assert os.getpid() not in {process for _, process in results}
-    assert workers.map(scaled, 3, []) == []
+    assert mapped(workers, scaled, 3, []) == []
 
 
 def test_what_is_still_under_way_can_be_given_up(workers: Workers) -> None:
@@ -81,12 +88,12 @@ def test_what_is_still_under_way_can_be_given_up(workers: Workers) -> None:
         with closing(workers.results(scaled, 3, range(40))) as results:
             at, (product, _) = next(results)
     assert product == 3 * at
-    assert len(workers.map(scaled, 3, [1, 2])) == 2, "and they go on"
+    assert len(mapped(workers, scaled, 3, [1, 2])) == 2, "and they go on"
 
 
 def test_processes_never_hear_ctrl_c_and_this_one_does_again() -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert TWO.map(hears, None, range(4)) == [False] * 4
+    assert mapped(TWO, hears, None, range(4)) == [False] * 4
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -95,16 +102,16 @@ def test_errors_are_those_of_this_process(workers: Workers) -> None:
         messages = []
         for who in (Workers(), workers):
             with pytest.raises(CodlError) as caught:
-                who.map(work, common, [value])  # type: ignore[arg-type]
+                mapped(who, work, common, [value])  # type: ignore[arg-type]
             messages.append((caught.type, str(caught.value)))
         assert messages[0] == messages[1]
-    assert workers.map(refuse, ("vega",), ["vega"]) == ["vega"], "and they go on"
+    assert mapped(workers, refuse, ("vega",), ["vega"]) == ["vega"], "and they go on"
 
 
 def test_a_worker_that_dies_is_an_error() -> None:
     with pytest.raises(CodlError, match=r"A worker process died.*fewer by --jobs"):
-        TWO.map(die, None, [1, 1, 1])
-    assert len(TWO.map(scaled, 1, [1, 2])) == 2
+        mapped(TWO, die, None, [1, 1, 1])
+    assert len(mapped(TWO, scaled, 1, [1, 2])) == 2
 
 
 def test_workers_load_the_plugins_of_this_process(
@@ -117,7 +124,7 @@ def test_workers_load_the_plugins_of_this_process(
     monkeypatch.setenv(VARIABLE, "")
     with rolled_back(always=True):
         load_plugin(folder)
-        assert workers.map(shine, None, ["vega"] * 4) == ["bright"] * 4
+        assert mapped(workers, shine, None, ["vega"] * 4) == ["bright"] * 4
     assert "vega" not in STARS
 
 
@@ -126,14 +133,14 @@ def test_workers_of_another_codl_are_refused(
 ) -> None:
     monkeypatch.setattr(module, "VERSION", "0.0.1")
     with pytest.raises(MismatchError, match=r"worker on .* has codl .*comes from codl 0.0.1"):
-        workers.map(scaled, 3, [1])
+        mapped(workers, scaled, 3, [1])
 
 
 @pytest.mark.parametrize("address", ["", "host", "magic://host:1", "tcp://127.0.0.1:1"])
 def test_an_address_of_no_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
     with pytest.raises(CodlError, match=r"No Dask cluster answers at .*such as tcp://host:8786"):
-        Workers(dask=address).map(scaled, 3, [1])
+        mapped(Workers(dask=address), scaled, 3, [1])
 
 
 def test_a_cluster_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +151,13 @@ def test_a_cluster_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0", protocol="tcp") as empty,
         pytest.raises(CodlError, match=r"has no worker after 2 s: `dask worker tcp://"),
     ):
-        Workers(dask=empty.scheduler_address).map(scaled, 3, [1])
+        mapped(Workers(dask=empty.scheduler_address), scaled, 3, [1])
 
 
 def test_without_dask_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingPackageError, match=r"dask is not installed.*codl\[dask\]"):
-        Workers(dask="tcp://127.0.0.1:1").map(scaled, 3, [1])
+        mapped(Workers(dask="tcp://127.0.0.1:1"), scaled, 3, [1])
 
 
 # Searching

@@ -24,7 +24,7 @@ from codl.report.results import (
     parse_as,
     parse_result,
 )
-from codl.report.tables import best_content, comparison_content, eval_content, train_content
+from codl.report.tables import best_content, eval_content, train_content
 from codl.report.text_table import (
     NONE,
     Column,
@@ -206,14 +206,14 @@ def test_eval_rows_say_numbers_and_sources(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_was_measured_where_and_how(tmp_path: Path) -> None:
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    ran = {"version": "1.2", "threads": 2, "busy_cores": 1.94}
     rows = [row("cpu", 20.0, doubts=["p80 is 1.40 times p20"]), row("ort", 15.0, peer=ran)]
     found = page(tmp_path, evaluation(rows=rows))
     for words in (
         "Test data, no machine",
         "Test GPU (Test OpenCL, 9.9; host cores 1)",
         "by cpu: p80 is 1.40 times p20. Measure again",
-        "ort 1.2 (2 threads, seen on cores 0, 1, 1.94 of them busy)",
+        "ort 1.2 (2 threads, 1.94 cores busy)",
         "one CPU, divided",
     ):
         assert words in found.text("li")
@@ -225,7 +225,7 @@ def test_the_page_says_what_was_measured_where_and_how(tmp_path: Path) -> None:
 
 
 def test_the_conclusion_is_first_and_a_mean_over_models(tmp_path: Path) -> None:
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    ran = {"version": "1.2", "threads": 2, "busy_cores": 1.94}
     wide = {"median": 10.0, "p20": 9.0, "p80": 20.0, "runs": 9}
     rows = [
         *(row("cpu", 20.0), row("gpu", 40.0), row("codl", 10.0, latency_ms=wide)),
@@ -235,8 +235,7 @@ def test_the_conclusion_is_first_and_a_mean_over_models(tmp_path: Path) -> None:
     *_, conclusion = findings(parse_as(EvalResult, evaluation(rows=rows)))
     assert conclusion == (
         "codl is 1.79 times as fast as the better processor alone in the geometric mean of 2 "
-        "models, from 1.60 to 2.00, and 1.25 times as fast as the best library on all cores. 1 of "
-        "7 latencies is doubtful."
+        "models, from 1.60 to 2.00, and 1.25 times as fast as the best library on all cores."
     )
     found = page(tmp_path, training(), evaluation(rows=rows))
     assert found.html.index("1.79 times as fast") < found.html.rindex("Predictors for")
@@ -255,16 +254,12 @@ def test_a_failed_row_has_a_reason_and_no_number(tmp_path: Path) -> None:
 def test_unmeasured_rows_are_labelled_everywhere(tmp_path: Path, source: str) -> None:
     rows = [row("cpu", 100.0), row("codl", 50.0, source=source)]
     found = page(tmp_path, evaluation(rows=rows))
-    assert "Not all of these numbers were measured." in found.text("strong")
+    assert "Not all of these numbers were measured:" in found.text("strong")
     assert source in found.text("p")
-    timeline, latency = found.starting(f"codl ({source})")
+    timeline, latency = found.starting("codl")
     assert latency[-1] == timeline[-1] == source
     assert found.starting("cpu")[-1][-1] == "measured"
-    assert found.text("text").count(f"codl ({source})") == 1
-    assert f"codl, profiled, {source}: 11.0 ms" in found.text("text")
-    assert f"Not measured here: {source} latencies." in found.text("p")
-    for table in re.findall(r'<p class="title">.*?</p>', found.html, re.DOTALL):
-        assert f'<span class="chip warn">{source}</span>' in table
+    assert f'<span class="chip warn">{source}</span>' in found.html
     assert source in terminal(eval_content(parse_as(EvalResult, evaluation(rows=rows))))
 
 
@@ -351,7 +346,7 @@ CHECKED = {
         ),
         (
             running(source="replayed"),
-            [["testnet (replayed)", "-", "11.0", "11.1-12.0", "9", "-", "1.50", "replayed"]],
+            [["testnet", "-", "11.0", "11.1-12.0", "9", "-", "1.50", "replayed"]],
         ),
         (
             {"command": "bench", "soc": "testhost", "source": "measured",
@@ -394,14 +389,12 @@ def wrong_eval(**values: Any) -> JsonObject:
         ({"command": "evil"}, ["command", "'evil'", "Did you mean 'eval'", *COMMANDS]),
         (evaluation(rows=[{}]), ["rows[0]", "rows[0].model", "key is missing"]),
         (wrong_eval(source="guessed"), ["rows[0].source", "'guessed'", "measured", "simulated"]),
-        (wrong_eval(status="failed"), ["rows[0].latency_ms", "must be null", "'failed'"]),
         (wrong_eval(latency_ms={"median": -1}), ["rows[0].latency_ms.median", "float >= 0", "-1"]),
         (wrong_eval(latency_ms={"median": 10**400}), ["finite", "1000"]),
         (
             wrong_eval(latency_ms={"median": 1, "p20": 2, "p80": 3, "runs": 9}),
             ["p20 <= median <= p80"],
         ),
-        (running(spans=[span("cpu", "net", 2, 1)]), ["spans[0].end_ms", "at least start_ms"]),
     ],
 )
 def test_bad_files(tmp_path: Path, content: Any, words: list[str]) -> None:
@@ -424,34 +417,9 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "result.json"]
 
 
-def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
-    rows = [
-        row("cpu", 20.0),
-        row("gpu", 10.0),
-        row("codl", 5.0, speedup=2.0, cosine=0.99999, max_rel_err=1e-5),
-        row("ort", 8.0, speedup=1.25, peer=ran, cosine=1.0, max_rel_err=2e-4),
-        row("cpu", 30.0, model="other"),
-        row("codl", None, model="other", status="failed", reason="no plan"),
-    ]
-    table = comparison_content(parse_as(EvalResult, evaluation(rows=rows)))
-    assert [column.header for column in table.columns] == [
-        "model", "`cpu`", "`gpu`", "`codl`", "`ort`", "speedup of `codl`",
-    ]  # fmt: skip
-    assert [row.cells for row in table.sections[0].rows] == [
-        ("testnet", "18.0", "9.00", "4.50", "7.20", "2.00"),
-        ("other", "27.0", NONE, "failed", NONE, NONE),
-    ]
-    caption = " ".join(table.caption)
-    assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption
-    assert "codl on other failed: no plan." in caption
-    assert "commit abc1234" in caption
-    assert "one CPU, divided" in caption
-
-
 def test_markdown_keeps_cells_apart() -> None:
     rows = (TextRow(("a|b", "1")), TextRow(("c\nd",), failure="broken"))
-    columns = (Column("name", numeric=False), Column("ms", group="row"))
+    columns = (Column("name", numeric=False), Column("row ms"))
     text = TextTable("t", columns, (TextSection("m", rows),), ("A note.",)).to_markdown()
     assert text.splitlines() == [
         "| part | name | row ms |",

@@ -1,4 +1,4 @@
-"""Traces, read back: what is nested, in order, and where flows begin and end."""
+"""Traces, read back: what is nested, and in order."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.engine.engine import Engine
-from codl.ir.executable import Transfer
 from codl.ir.plan import Plan
 from codl.ir.records.results import Conditions, TimeSpan
-from codl.jobs.run_report import predict, record
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.machine.placement import LocalSoc
 from codl.measure.inputs import random_inputs
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
-from codl.report.recording import SensorReading
+from codl.report.recording import predict, record
 from codl.report.trace import write_trace
 from codl.runtime.loaded import Timeline
 from codl.targets.base import Target
@@ -48,8 +46,6 @@ class ReadSlice:
     end_ns: int
     depth: int
     notes: dict[str, Any]
-    flows: set[int] = field(default_factory=set)
-    ends: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -93,12 +89,9 @@ def read(path: Path) -> ReadTrace:
                 packet.timestamp,
                 len(stack),
                 {note.name: _value(note) for note in event.debug_annotations},
-                {*event.flow_ids, *event.terminating_flow_ids},
-                {*event.terminating_flow_ids},
             )
             trace.slices[process].append(one)
-            if event.type == event.TYPE_SLICE_BEGIN:
-                stack.append(one)
+            stack.append(one)
     assert not any(opened.values())
     return trace
 
@@ -106,20 +99,6 @@ def read(path: Path) -> ReadTrace:
 def _value(note: Any) -> Any:
     texts = [value.string_value for value in note.array_values]
     return texts or (note.string_value if note.HasField("string_value") else note.double_value)
-
-
-def check_flows(trace: ReadTrace) -> int:
-    """Every flow goes through two slices at least, forward, from one processor to the other."""
-    by_flow: dict[int, list[ReadSlice]] = defaultdict(list)
-    for slices in trace.slices.values():
-        for one in sorted(slices, key=lambda one: one.begin_ns):
-            for flow in one.flows:
-                by_flow[flow].append(one)
-    for flow, way in by_flow.items():
-        assert len(way) > 1
-        assert [flow in one.ends for one in way] == [False] * (len(way) - 1) + [True]
-        assert len({one.track == "GPU queue" for one in way}) == 2
-    return len(by_flow)
 
 
 def planned(soc: Any) -> tuple[Any, Plan]:
@@ -140,11 +119,11 @@ def test_what_is_predicted_can_be_read_back(memory: str, tmp_path: Path) -> None
     network, plan = planned(soc)
     executable = lower(network, plan, soc, Tuning())
     recording = predict(executable, plan, CostModel(soc, COST))
-    written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="simulated")
-    trace = read(written.path)
+    path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="simulated")
+    trace = read(path)
     assert list(trace.slices) == ["predicted (simulated): row"]
     inner = trace.of("predicted", "net", "kernel", "copy", "map", "unmap", "transform", "sync")
-    assert len(inner) == len(recording.predicted) == sum(t.slices for t in written.tracks)
+    assert len(inner) == len(recording.predicted)
     end_ns = 1_000_000 + round(1e6 * (plan.predicted_ms or 0))
     assert max(one.end_ns for one in inner) == pytest.approx(end_ns, abs=2)
     chains = trace.of("predicted", "chain")
@@ -154,9 +133,6 @@ def test_what_is_predicted_can_be_read_back(memory: str, tmp_path: Path) -> None
     assert conv.notes["variant"] == plan.chains[0].variants["conv1"]["gpu"]
     assert conv.notes["ops"][0].startswith("conv1: conv2d")
     assert conv.depth == 1
-    # Of the network's input nothing makes what is shared.
-    assert check_flows(trace) == written.flows
-    assert written.flows == sum(isinstance(step, Transfer) for step in executable.steps)
 
 
 def test_what_ran_can_be_read_back(first_soc: LocalSoc, tmp_path: Path) -> None:
@@ -165,26 +141,20 @@ def test_what_ran_can_be_read_back(first_soc: LocalSoc, tmp_path: Path) -> None:
     with Engine(network, plan, target) as engine:
         engine.feed(random_inputs(network))
         recording = record(engine, target, CostModel(first_soc, COST), runs=3, layers=True)
-        written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
-    trace = read(written.path)
+        path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
+    trace = read(path)
     assert len(trace.slices) == 2
-    flows = check_flows(trace)
-    assert flows == written.flows
-    # The predicted inference is drawn as often as there is room for it beside the measured ones.
-    measured = {flow for one in trace.of("measured") for flow in one.flows}
-    assert len(measured) in range(3, flows, 3)
-    for run in some(recording.inferences):
-        for placed in some(run.spans):
+    for _, spans in some(recording.inferences):
+        for placed in some(spans):
             assert placed.span.end_ms >= placed.span.start_ms >= 0
     nets = trace.of("measured", "net")
     assert len(nets) == 3 * len(engine.executable.nets)
     for one in some(nets):
-        assert one.notes["predicted (ms)"] > 0
-        assert one.notes["measured (ms)"] > 0
+        assert one.notes["ms"] > 0
         assert one.notes["ops"]
-    for run in some(recording.inferences):  # no wait is over before what it waits for
-        ends = {x.step: x.span.end_ms for x in run.spans if x.span.kind == "transform"}
-        for placed in some(x for x in run.spans if x.span.kind == "sync" and x.step in ends):
+    for _, spans in some(recording.inferences):  # no wait is over before what it waits for
+        ends = {x.step: x.span.end_ms for x in spans if x.span.kind == "transform"}
+        for placed in some(x for x in spans if x.span.kind == "sync" and x.step in ends):
             assert placed.span.end_ms >= ends[placed.step] - 1.0
     begins = [one.begin_ns for one in trace.of("measured", "net")[:: len(engine.executable.nets)]]
     assert begins == sorted(begins)
@@ -198,16 +168,14 @@ def test_sensors_are_counters(tmp_path: Path) -> None:
     one.profile = lambda runs, layers: []
     target: Target = SimpleNamespace(conditions=lambda: hot)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codl.jobs.run_report.measured", lambda executable, spans: iter(()))
+        patch.setattr("codl.report.recording.measured", lambda executable, spans: iter(()))
         recording = record(one, target, None, runs=2, power_w=4.5)
-    assert recording.readings[0] == SensorReading(
-        0.0, {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
-    )
-    written = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
-    counters = read(written.path).counters
+    values = {"temperature (C)": 61.5, "CPU clock (MHz)": 2000.0}
+    assert recording.readings[0] == (0.0, values)
+    path = write_trace(recording, tmp_path / "a.pftrace", title="row", source="computed")
+    counters = read(path).counters
     assert counters["temperature (C)"] == [61.5] * 3
     assert counters["CPU clock (MHz)"] == [2000.0] * 3
-    assert [*counters] == list(written.counters)
     assert next(values for name, values in counters.items() if "power" in name) == [4.5]
 
 

@@ -21,7 +21,7 @@ def row(strategy: str, ms: float | None, spread: float = 0.01, **values: Any) ->
 
 
 def peer(name: str, ms: float | None, **values: Any) -> dict[str, Any]:
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.9}
+    ran = {"version": "1.2", "threads": 2, "busy_cores": 1.9}
     return row(name, ms, peer=ran if ms else None, **values)
 
 

@@ -19,7 +19,6 @@ from codl.machine import placement
 from codl.machine.hardware import CpuFacts, cpu_facts
 from codl.machine.placement import LocalSoc, ProbedDevice, ProbeResult
 from codl.machine.threads import available_cores, spread
-from codl.measure import facts
 from codl.runtime.drivers import TARGET
 from codl.runtime.probe import compiled_width, vector_registers
 from codl.targets.child import inherited
@@ -72,7 +71,8 @@ FACTS = CpuFacts("c", (4, 5, 6, 7, 0, 1, 2, 3), 8, 1 << 20, near=4)
     ("kind", "threads", "cpu_cores", "gpu_cores"),
     [
         ("gpu", None, (4, 5, 6, 7), ()),
-        ("gpu", 2, (4, 5, 6, 7, 0, 1, 2, 3), ()),
+        ("gpu", 2, (4, 5, 6, 7), ()),
+        ("gpu", 6, (4, 5, 6, 7, 0, 1, 2, 3), ()),
         ("cpu", None, (4, 5, 6, 7), (0, 1, 2, 3)),
         ("cpu", 3, (4, 5, 6, 7), (0, 1, 2, 3)),
     ],
@@ -93,15 +93,6 @@ def test_more_threads_than_cores_are_refused(kind: str, most: int) -> None:
             placement.describe("test", fake("pocl", kind), cpu=FACTS, cpu_threads=threads)
 
 
-def test_pinned_and_unpinned_threads_take_turns(first_soc: LocalSoc) -> None:
-    """Whatever they take here; each turn has a ratio."""
-    ratios = facts.unpinned_ratios(first_soc, first_soc.placement.cores)
-    assert len(ratios) >= facts.TURNS
-    assert all(0 < ratio < float("inf") for ratio in ratios)
-    with pytest.raises(DeviceError, match="wants the cores 0, 9999, but 9999 are not there"):
-        facts.unpinned_ratios(first_soc, (0, 9999))
-
-
 def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> None:
     """Observed while they work: neither side is seen on a core of the other.
 
@@ -112,7 +103,7 @@ def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> Non
     path = soc.save(tmp_path / "test.yaml")
     program = (
         "import json, sys; "
-        "from codl.machine import placement; from codl.measure.facts import observe_cores; "
+        "from codl.machine import placement; from support.threads_at_work import observe_cores; "
         "from codl.runtime.opencl import OpenClDevice; "
         "print(json.dumps(observe_cores(OpenClDevice(placement.load(sys.argv[1])))))"
     )

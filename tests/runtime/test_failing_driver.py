@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -35,7 +34,6 @@ from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan
 from codl.plan.strategies.adapter import FIRST, PlanAdapter
 from codl.runtime.opencl import OpenClDevice
-from codl.targets.local import LocalTarget
 
 OUT_OF_RESOURCES, NO_MEMORY, NO_HOST_MEMORY, GONE, LOST = -5, -4, -6, -2, -36
 #: A convolution, a join, a pooling and a product, cut along every dimension: so data is shared.
@@ -239,14 +237,3 @@ def test_memory_that_a_failed_device_may_still_write_is_kept(
     device.release(None)
     gc.collect()
     assert handles() is None
-
-
-def test_a_device_that_is_lost_while_its_cores_are_observed_is_a_device_error(
-    first_soc: LocalSoc, calls: Calls
-) -> None:
-    with closing(LocalTarget(first_soc)) as target:
-        target.open()
-        calls.plan(1, LOST, inf)
-        with pytest.raises(DeviceError, match="INVALID_COMMAND_QUEUE"):
-            target.observe_cores()
-        calls.plan()

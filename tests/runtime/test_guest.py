@@ -210,7 +210,7 @@ warnings.simplefilter("ignore", CodlWarning)
 with patch("codl.predict.model_set.load", lambda *args: SyntheticPredictors(times=times)):
     codl.compile("op_chain", soc=soc, strategy="cpu", profile=False).close()
     run = codl.evaluate(
-        ["op_chain"], soc=soc, strategies=["cpu"], seconds=0.05, no_profile=True
+        ["op_chain"], soc=soc, strategies=["cpu"], seconds=0.05, profile=False
     )
 time.sleep(0.3)  # for a thread that reports
 print(json.dumps([[row.status for row in run.result.rows], seen, [*sys.modules]]))

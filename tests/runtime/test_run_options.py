@@ -14,7 +14,7 @@ from codl.machine import placement
 from codl.machine.placement import LocalSoc, Placement, beside
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import without_winograd
-from codl.runtime import opencl
+from codl.runtime import hints
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
 
@@ -36,7 +36,7 @@ def test_a_placement_may_hold_hints(first_soc: LocalSoc, tmp_path: Path) -> None
     assert place == tmp_path / "test.local.yaml"
     assert placement.load(path) == changed
     place.write_text(place.read_text().replace("priority: low", "priority: lowest"))
-    with pytest.raises(InvalidFileError, match=r"priority: must be of default, low, normal"):
+    with pytest.raises(InvalidFileError, match=r"priority: must be one of"):
         placement.load(path)
 
 
@@ -48,14 +48,14 @@ def hinted(soc: LocalSoc, performance: str, priority: str) -> LocalSoc:
 def test_hints_go_to_the_extension_that_a_driver_has(first_soc: LocalSoc) -> None:
     soc = hinted(first_soc, "high", "low")
     qualcomm, khronos = "cl_x cl_qcom_perf_hint", "cl_khr_priority_hints cl_khr_throttle_hints"
-    assert opencl.Hints.of(soc.placement, qualcomm).context == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
-    assert opencl.Hints.of(soc.placement, qualcomm).queue == []
-    assert opencl.Hints.of(soc.placement, khronos).context == []
-    assert opencl.Hints.of(soc.placement, khronos).queue == [0x1097, 1, 0x1096, 4]
+    assert hints.Hints.of(soc.placement, qualcomm).context == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
+    assert hints.Hints.of(soc.placement, qualcomm).queue == []
+    assert hints.Hints.of(soc.placement, khronos).context == []
+    assert hints.Hints.of(soc.placement, khronos).queue == [0x1097, 1, 0x1096, 4]
     both = "cl_qcom_priority_hint cl_khr_priority_hints cl_khr_throttle_hints"
-    assert opencl.Hints.of(soc.placement, both).context == [0x40C9, 0x40CC]
-    assert opencl.Hints.of(soc.placement, both).queue == [0x1097, 1]
-    assert opencl.Hints.of(first_soc.placement, khronos).queue == []
+    assert hints.Hints.of(soc.placement, both).context == [0x40C9, 0x40CC]
+    assert hints.Hints.of(soc.placement, both).queue == [0x1097, 1]
+    assert hints.Hints.of(first_soc.placement, khronos).queue == []
 
 
 def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
@@ -63,16 +63,16 @@ def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
     soc = hinted(gpu.soc, "normal", "default")
     known = ("cl_qcom_perf_hint", "cl_khr_throttle_hints")
     if any(name in gpu.device.extensions for name in known):
-        assert opencl.ignored(gpu.device, soc.placement) == []
+        assert hints.ignored(gpu.device, soc.placement) == []
         return
-    assert opencl.ignored(gpu.device, gpu.soc.placement) == []
+    assert hints.ignored(gpu.device, gpu.soc.placement) == []
     with pytest.warns(CodlWarning, match="takes no performance hint, so 'normal' has no effect"):
         OpenClDevice(soc)
 
 
 def test_a_context_is_made_past_pyopencl(gpu: OpenClDevice) -> None:
     """As with hints, but with none: what drivers without them accept too."""
-    context = opencl.context_of(gpu.device, [])
+    context = hints.context_of(gpu.device, [])
     queue = cl_module().CommandQueue(context)
     buffer = cl_module().Buffer(context, cl_module().mem_flags.READ_WRITE, 64)
     cl_module().enqueue_fill_buffer(queue, buffer, b"\0", 0, 64).wait()

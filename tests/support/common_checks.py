@@ -20,7 +20,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.strategies import Context, Strategy
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.numerics import from_json, to_json
+from codl.predict.model_set import from_json, to_json
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 

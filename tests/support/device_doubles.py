@@ -13,8 +13,9 @@ from codl.ir.types import PROCESSORS
 from codl.machine.placement import LocalSoc, Placement
 from codl.measure import drift
 from codl.measure.cool_down import CoolDown
-from codl.measure.dataset import AnchorRow, Dataset
+from codl.measure.dataset import Dataset
 from codl.measure.tasks import BatchResult, Emit, MeasureBatch, Measurement, Task
+from codl.measure.timing import AnchorTime
 from support.simulated import SOC
 
 BOARD = LocalSoc.of(SOC, Placement("none", cpu_cores=(0,)))
@@ -32,9 +33,9 @@ def measured(
         emit("done", index, found[-1])
     emit("timing", 0, None)
     anchors = tuple(
-        AnchorRow(op=to_text(parse(op)), processor=p, batch=0, latency_ms=latency_ms, run=batch.run)
+        AnchorTime(to_text(parse(op)), processor, latency_ms)
         for op in drift.OPS
-        for p in PROCESSORS
+        for processor in PROCESSORS
     )
     return BatchResult(tuple(found), anchors)
 

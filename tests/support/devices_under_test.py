@@ -8,7 +8,7 @@ from typing import Any
 
 from codl.errors import BASE, PACKAGES, DeviceError
 from codl.ir.records.results import Conditions
-from codl.jobs.doctor import no_progress
+from codl.jobs.options import SILENT
 from codl.machine.examination import Examination, Room
 from codl.machine.hardware import CpuFacts
 from codl.machine.placement import ProbedDevice, ProbeResult
@@ -94,7 +94,7 @@ def under_test(target: Any = None, **changes: Any) -> DeviceUnderTest:
     """A device with this target; `changes` are of the device, or of a healthy machine."""
     own = {name: changes.pop(name) for name in ("is_here", "in_process") if name in changes}
     made = target or MadeUp(examination=replace(HEALTHY, **changes))
-    usual = {"is_here": True, "in_process": False, "budget_s": 60.0, "progress": no_progress}
+    usual = {"is_here": True, "in_process": False, "budget_s": 60.0, "progress": SILENT.progress}
     return DeviceUnderTest("made-up", made, **{**usual, **own})  # type: ignore[arg-type]
 
 

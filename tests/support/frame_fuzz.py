@@ -15,28 +15,24 @@ import numpy as np
 
 from codl.ir import parse
 from codl.ir.records.tuned import Trial, Tuned
-from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure.check_variants import CheckTask
 from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, SignalTask, StageTask
 from codl.measure.timing import Effort, Rounds
 from codl.targets.agent import request_class
 from codl.targets.connection import HEAD, MAGIC, Connection
 from codl.targets.kernel_requests import Check
 from codl.targets.measuring import Measure, MeasuredRow, Time
-from codl.targets.requests import Load, PeerOutputs, Probe, Run
+from codl.targets.model_requests import Load, PeerOutputs, Run
+from codl.targets.requests import Probe, Request
 from codl.targets.wire import (
     Answered,
     Event,
     Failed,
     Hello,
-    Request,
     RequestMessage,
     Response,
     decode,
     encode,
-    form_of,
-    form_of_request,
 )
 from support.fuzzing import Subject
 from support.mutations import BYTES, TREE
@@ -53,7 +49,7 @@ Parts = list[bytes]
 
 def sent(request: Request[Any]) -> tuple[RequestMessage, Parts]:
     """The message of a request, and its blobs."""
-    text, blobs = encode(form_of_request(type(request)), request)
+    text, blobs = encode(request)
     return RequestMessage(type(request).__name__, text), [bytes(blob) for blob in blobs]
 
 
@@ -64,7 +60,7 @@ def answer_type(request: type[Request[Any]] | Request[Any]) -> Any:
 
 def answered(request: type[Request[Any]] | Request[Any], value: Any) -> tuple[Answered, Parts]:
     """The message of an answer to a request."""
-    text, blobs = encode(form_of(answer_type(request)), value)
+    text, blobs = encode(value)
     return Answered(text), [bytes(blob) for blob in blobs]
 
 
@@ -88,17 +84,17 @@ REQUESTS: Sequence[tuple[RequestMessage, Parts]] = [
             )
         )
     ),
-    sent(Check((CheckTask(OP, registry.find(OP, "gpu_direct")),), 60.0)),
+    sent(Check(((OP, "gpu_direct"),), 60.0)),
     sent(Load(b"{}", ARRAYS)),
     sent(Run(1, ARRAYS)),
     sent(Time({"a": 1}, Effort(), True, TUNING)),
 ]
 #: Types of the values in the seeds of answers and events.
-ANSWER, EVENT = form_of(answer_type(PeerOutputs)), form_of(MeasuredRow)
+ANSWER, EVENT = answer_type(PeerOutputs), MeasuredRow
 REPLIES: Sequence[tuple[Response, Parts]] = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
-    (Event("done", 0, encode(EVENT, MeasuredRow({"latency_ms": 1.0}, False))[0]), []),
+    (Event("done", 0, encode(MeasuredRow({"latency_ms": 1.0}, False))[0]), []),
     answered(PeerOutputs, ARRAYS),
 ]
 
@@ -146,7 +142,7 @@ def _subject(name: str, incoming: Any, messages: Sequence[tuple[Any, Sequence[by
         receiver: Connection[Any, Any] = Connection(stream, io.BytesIO(), incoming)
         said, blobs = receiver.receive()
         if isinstance(said, RequestMessage):
-            decode(form_of_request(request_class(said.kind)), said.content, blobs)
+            decode(request_class(said.kind), said.content, blobs)
         elif isinstance(said, Answered):
             decode(ANSWER, said.value, blobs)
         elif isinstance(said, Event):

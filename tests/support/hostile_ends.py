@@ -33,31 +33,35 @@ from codl.measure.timing import Effort, Rounds
 from codl.measure.tuner import TuneTask
 from codl.runtime import probe
 from codl.runtime.loaded import Footprint
-from codl.targets import agent, client, kernel_requests, local, measuring, peers, requests
+from codl.targets import (
+    agent,
+    client,
+    kernel_requests,
+    local,
+    measuring,
+    model_requests,
+    peers,
+    requests,
+)
 from codl.targets.agent import Agent
 from codl.targets.connection import Connection, ConnectionEnded
-from codl.targets.detect import detect, is_pinned_faster
+from codl.targets.detect import detect
 from codl.targets.kernel_requests import Bench, Check, Tune
+from codl.targets.kernel_runs import check_kernels, tune
 from codl.targets.measuring import Measure, Time
-from codl.targets.remote import RemoteTarget
-from codl.targets.requests import (
-    Begin,
+from codl.targets.model_requests import (
     Binaries,
-    Facts,
-    ImportPackage,
     Load,
     LoadedModel,
-    MissingArrays,
-    Open,
     PeerOutputs,
-    Probe,
     Profile,
     Run,
     StartedPeer,
     StartPeer,
-    UnpinnedRatios,
 )
-from codl.targets.wire import VERSION, Failed, Hello, Request, Response
+from codl.targets.remote import RemoteTarget
+from codl.targets.requests import Begin, Facts, ImportPackage, Open, Probe, Request
+from codl.targets.wire import VERSION, Failed, Hello, Response
 from support.device_doubles import BOARD
 from support.executables import small_executable
 from support.frame_fuzz import CONV, answered
@@ -67,7 +71,7 @@ from support.simulated import conv_tasks
 #: All requests to an agent.
 EVERY: Sequence[type[Request[Any]]] = tuple(
     kind
-    for module in (requests, measuring, kernel_requests)
+    for module in (requests, model_requests, measuring, kernel_requests)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
 )
@@ -161,14 +165,15 @@ def check_readable(soc: LocalSoc) -> None:
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.probe(), [Probe]),
     (ask_soc, [Facts("machine")]),
-    (lambda target: target.observe_cores(), [Facts("busy_cores")]),
-    (lambda target: is_pinned_faster(target.unpinned_ratios([0, 1])), [UnpinnedRatios]),
     (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
     (
-        lambda target: target.tune(
-            [TuneTask(OP, registry.find(OP, "gpu_direct"))], Tuning(), keep=lambda result: None
+        lambda target: tune(
+            target,
+            [TuneTask(OP, registry.find(OP, "gpu_direct"))],
+            Tuning(),
+            keep=lambda result: None,
         ),
         [Tune],
     ),
@@ -176,13 +181,13 @@ ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.examine(), [Facts("examination")]),
     (lambda target: target.import_package("numpy"), [ImportPackage]),
     (
-        lambda target: target.check_kernels(
-            [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
+        lambda target: check_kernels(
+            target, [CheckTask(OP, registry.find(OP, name)) for name in ("cpu_gemm", "gpu_direct")]
         ),
         [Check],
     ),
     (lambda target: target.open(), [Open]),
-    (lambda target: target.load(EXECUTABLE), [MissingArrays, Load]),
+    (lambda target: target.load(EXECUTABLE), [Load]),
     (lambda target: target.load(EXECUTABLE).run(), [Run]),
     (lambda target: target.load(EXECUTABLE).profile(), [Profile]),
     (lambda target: target.binaries(target.load(EXECUTABLE)), [Binaries]),
@@ -196,14 +201,13 @@ _TOLD = {"version": "OpenCL 3.0", "extensions": (), "half": False}
 DEVICE = ProbedDevice(**{**_FACTS, **_TOLD})
 _OUTPUTS = {name: np.zeros(port.shape, np.float32) for name, port in EXECUTABLE.outputs.items()}
 _LOADED = (
-    answered(MissingArrays, ()),
     answered(Load, LoadedModel(1, Footprint(**{own.name: 0 for own in fields(Footprint)}), None)),
 )
 _RAN = (*_LOADED, answered(Run, _OUTPUTS))
 #: What is answered as it should be before a question, so that it is asked too.
 BEFORE: Mapping[Any, Sequence[tuple[Any, Sequence[bytes]]]] = {
     Facts("machine"): [answered(Probe, (ProbeResult("none", (DEVICE,)),))],
-    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", (0,), 1.0))],
+    PeerOutputs: [answered(StartPeer, StartedPeer(1, "1.0", 1.0))],
     Run: _LOADED,
     **dict.fromkeys((Profile, Binaries, Time), _RAN),
 }

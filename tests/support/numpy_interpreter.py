@@ -157,11 +157,11 @@ class Interpreter(OrderWalk):
         self._cpu_writes(command.target, self._cpu_reads(command.source))
 
     def _cpu_reads(self, access: Access) -> Any:
-        self._order.cpu_uses(access, writes=False)
-        return self._memory.read(access, self._order.at)
+        self.cpu_uses(access, writes=False)
+        return self._memory.read(access, self.at)
 
     def _cpu_writes(self, access: Access, values: Any) -> None:
-        self._order.cpu_uses(access, writes=True)
+        self.cpu_uses(access, writes=True)
         self._memory.write(access, values)
 
     def _run_net(self, net: Net) -> None:
@@ -179,9 +179,9 @@ class Interpreter(OrderWalk):
         """Execute the launches of a step: read, compute and write."""
         step = self.executable.steps[number]
         launches, reads, target = self._enqueue(step, group)
-        values = [self._memory.read(access, self._order.at) for access in reads]
+        values = [self._memory.read(access, self.at) for access in reads]
         self._spoil_memory_between(launches, [*reads, target])
-        self._order.gpu_uses(target, writes=True)
+        self.gpu_uses(target, writes=True)
         if isinstance(step, GpuOp):
             self._memory.write(target, self._step_values(step, values))
         else:
@@ -199,7 +199,7 @@ class Interpreter(OrderWalk):
             arg.buffer for launch in launches for arg in launch.args if isinstance(arg, Scratch)
         }
         for buffer in between.intersection(ends) or {ends[-1]}.intersection(ends[:-1]):
-            raise OrderError(f"{self._order.at} reads and overwrites buffers[{buffer}] at once.")
+            raise OrderError(f"{self.at} reads and overwrites buffers[{buffer}] at once.")
         for buffer in between:
             self._memory.spoil(buffer)
 

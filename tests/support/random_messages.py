@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, TypeAlias, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
 from msgspec import inspect
 
-from codl.targets.wire import (
-    Answered,
-    Content,
-    Event,
-    EventKind,
-    Request,
-    RequestMessage,
-    Warned,
-    form_of,
-    form_of_request,
-)
+from codl.errors import CodlError
+from codl.ir import Op
+from codl.ir.plan import Plan
+from codl.ir.records.tuned import Choices
+from codl.kernels.tuning import Tuning
+from codl.targets.connection import FrameError
+from codl.targets.requests import EventKind, Request
+from codl.targets.wire import Answered, Event, RequestMessage, SentOp, Warned, decode, members
 from support.frame_fuzz import ARRAYS, CONV, answer_type, frames_of
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ def asks(kind: type[Request[Any]]) -> Speaks:
     """Sends a request of any content."""
 
     def speak(dice: random.Random) -> Said | None:
-        made = _text(dice, form_of_request(kind).sent)
+        made = _text(dice, kind)
         return made and (RequestMessage(kind.__name__, made[0]), made[1])
 
     return speak
@@ -60,7 +59,7 @@ def answers(request: type[Request[Any]] | Request[Any]) -> Speaks:
     """Answers a request with anything of the right type."""
 
     def speak(dice: random.Random) -> Said | None:
-        made = _text(dice, form_of(answer_type(request)).sent)
+        made = _text(dice, answer_type(request))
         return made and (Answered(made[0]), made[1])
 
     return speak
@@ -71,7 +70,7 @@ def tells(request: type[Request[Any]] | Request[Any]) -> Speaks:
 
     def speak(dice: random.Random) -> Said | None:
         kind = dice.choice([*get_args(EventKind), "begin", "done"])
-        made = _text(dice, form_of(request.event if kind == "done" else type(None)).sent)
+        made = _text(dice, request.event if kind == "done" else type(None))
         return made and (Event(kind, dice.choice(INTEGERS), made[0]), made[1])
 
     return speak
@@ -101,19 +100,17 @@ def _text(dice: random.Random, hint: Any) -> tuple[msgspec.Raw, list[bytes]] | N
     """A value of a type as JSON with its blobs, seldom too many or few of them."""
     for _ in range(TRIES):
         maker = _Maker(dice)
-        text = msgspec.json.encode(maker.value(_kind_of(hint)))
+        text = msgspec.json.encode(maker.value(hint))
         try:
-            msgspec.json.decode(text, type=hint, dec_hook=_anything_of)
-        except (msgspec.ValidationError, ValueError):
+            decode(hint, msgspec.Raw(text), [bytearray(blob) for blob in maker.blobs])
+        except FrameError:
             continue
+        except CodlError:  # such as blobs that do not fit
+            pass
         if dice.random() < 0.02:
             maker.blobs.append(b"x")
         return msgspec.Raw(text), maker.blobs[:-1] if dice.random() < 0.05 else maker.blobs
     return None
-
-
-def _anything_of(kind: Any, value: Any) -> Any:
-    return Content(b"") if kind is Content else np.zeros(1)
 
 
 class _Maker:
@@ -123,21 +120,49 @@ class _Maker:
         self.dice = dice
         self.blobs: list[bytes] = []
 
-    def value(self, kind: inspect.Type) -> Any:
+    def value(self, hint: Any) -> Any:
+        """A value of a type as it is sent (see `codl.targets.wire`)."""
+        origin, parts = get_origin(hint), get_args(hint)
+        if origin in (Union, UnionType):
+            return self.value(self.dice.choice(parts))
+        if origin is np.ndarray:
+            return self.array()
+        if hint is bytes:
+            return self.blob()
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            count = self.dice.choice((0, 1, 1, 2))
+            pairs = [[self.value(part) for part in parts] for _ in range(count)]
+            return dict(pairs) if parts[0] is str else pairs
+        if isinstance(origin, type) and issubclass(origin, Sequence):
+            is_fixed = origin is tuple and Ellipsis not in parts
+            count = self.dice.choice((0, 1, 1, 2, 3))
+            return [self.value(part) for part in (parts if is_fixed else parts[:1] * count)]
+        if hint is Plan:
+            return self.anything(None)
+        if hint is Tuning:
+            return self.made(_kind_of(Choices))
+        if isinstance(hint, type) and issubclass(hint, Op):
+            return self.made(_kind_of(SentOp))
+        if isinstance(hint, type) and is_dataclass(hint):
+            found = {name: self.value(part) for name, part in members(hint).items()}
+            return {"is": hint.__name__, **found}
+        return self.made(_kind_of(hint))
+
+    def made(self, kind: inspect.Type) -> Any:
         return _MAKERS[type(kind)](self, kind)
 
     def fields(self, kind: Any) -> dict[str, Any]:
         taken = [own for own in kind.fields if own.required or self.dice.random() < 0.7]
-        found = {own.encode_name: self.value(own.type) for own in taken}
+        found = {own.encode_name: self.made(own.type) for own in taken}
         tag = {kind.tag_field: kind.tag} if getattr(kind, "tag_field", None) else {}
         return {**tag, **found}
 
     def several(self, kind: Any) -> list[Any]:
-        return [self.value(kind.item_type) for _ in range(self.dice.choice((0, 1, 1, 2, 3)))]
+        return [self.made(kind.item_type) for _ in range(self.dice.choice((0, 1, 1, 2, 3)))]
 
     def mapping(self, kind: Any) -> dict[str, Any]:
         count = self.dice.choice((0, 1, 1, 2))
-        return {self.dice.choice(WORDS): self.value(kind.value_type) for _ in range(count)}
+        return {self.dice.choice(WORDS): self.made(kind.value_type) for _ in range(count)}
 
     def anything(self, kind: Any) -> Any:
         return self.dice.choice(
@@ -146,14 +171,17 @@ class _Maker:
 
     def integer(self, kind: Any) -> int:
         least = -(1 << 70) if kind.ge is None else kind.ge
-        return self.dice.choice([own for own in INTEGERS if own >= least])
+        most = 1 << 70 if kind.le is None else kind.le
+        return self.dice.choice([own for own in INTEGERS if least <= own <= most])
 
-    def custom(self, kind: Any) -> Any:
-        """A blob, or an array that may fit one."""
+    def blob(self) -> int:
+        """The number of a blob."""
         self.blobs.append(self.dice.choice(PARTS))
-        index = len(self.blobs) - 1 if self.dice.random() < 0.95 else self.dice.choice(INTEGERS)
-        if kind.cls is Content:
-            return index
+        return len(self.blobs) - 1 if self.dice.random() < 0.95 else self.dice.choice(INTEGERS)
+
+    def array(self) -> dict[str, Any]:
+        """An array that may fit a blob."""
+        index = self.blob()
         if self.dice.random() < 0.5:
             self.blobs[-1] = ARRAYS["x"].tobytes()
             return {"type": "float32", "shape": [1, 3], "blob": index}
@@ -170,13 +198,12 @@ _MAKERS: dict[type[inspect.Type], Callable[[_Maker, Any], Any]] = {
     inspect.NoneType: lambda make, kind: None,
     inspect.LiteralType: lambda make, kind: make.dice.choice(kind.values),
     inspect.AnyType: _Maker.anything,
-    inspect.UnionType: lambda make, kind: make.value(make.dice.choice(kind.types)),
+    inspect.UnionType: lambda make, kind: make.made(make.dice.choice(kind.types)),
     inspect.ListType: _Maker.several,
     inspect.VarTupleType: _Maker.several,
-    inspect.TupleType: lambda make, kind: [make.value(own) for own in kind.item_types],
-    inspect.NamedTupleType: lambda make, kind: [make.value(own.type) for own in kind.fields],
+    inspect.TupleType: lambda make, kind: [make.made(own) for own in kind.item_types],
+    inspect.NamedTupleType: lambda make, kind: [make.made(own.type) for own in kind.fields],
     inspect.DictType: _Maker.mapping,
     inspect.StructType: _Maker.fields,
     inspect.DataclassType: _Maker.fields,
-    inspect.CustomType: _Maker.custom,
 }

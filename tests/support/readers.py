@@ -45,7 +45,7 @@ from codl.machine.placement import Placement
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.inputs import read_npz
-from codl.predict import DEFAULT, FOLDER, features, model_set
+from codl.predict import DEFAULT, FOLDER, model_set
 from codl.report.results import load_result
 from codl_published.mapped_tables import load_mapping
 from codl_published.replay import Recording
@@ -385,10 +385,9 @@ def _predictors(folder: Path) -> Subject:
     content["targets"] = dict(has_members)
 
     def read(path: Path) -> None:
-        for stored in model_set.read(path, soc, tuning).stored.values():
-            items = [features.read(stored.target, next(iter(stored.examples)))]
-            with np.errstate(all="ignore"):
-                stored.estimator.predict(stored.table(items, soc, tuning).values)
+        predictors = model_set.read(path, soc, tuning)
+        for target in predictors.stored:
+            predictors.check(target)
 
     return _in_file(folder / f"{DEFAULT}.json", [json.dumps(content).encode()], TREE, read)
 

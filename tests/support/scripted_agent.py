@@ -24,8 +24,7 @@ from codl.measure.tasks import Emit, Measurement
 from codl.targets import agent, child, local
 from codl.targets.install import build
 from codl.targets.measuring import Measure, MeasuredRow
-from codl.targets.requests import Facts, TargetInfo
-from codl.targets.wire import EventHandler, Request
+from codl.targets.requests import EventHandler, Facts, Request, TargetInfo
 from support.device_doubles import DeviceDouble, measured
 
 #: After so many rows.

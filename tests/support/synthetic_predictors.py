@@ -17,7 +17,7 @@ from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.features import SIGNALS, STORAGES, Item, mulayer_target, sharing_target
+from codl.predict.features import CONTEXT, STORAGES, Item, mulayer_target, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
 
 Milliseconds = NDArray[np.float64]
@@ -83,8 +83,6 @@ class SyntheticPredictors:
     dispatch: Mapping[Processor, Line] = field(default_factory=dict)
     #: Milliseconds of a signal from one processor to the other, by what is measured.
     signals: Mapping[Signalling, float] = field(default_factory=dict)
-    #: The images of a batch at once, as a share of one after the other.
-    batch: Mapping[Processor, float] = field(default_factory=dict)
     name: str = "synthetic"
     #: The targets that were asked for, in order.
     asked: list[str] = field(default_factory=list, compare=False, repr=False)
@@ -115,7 +113,6 @@ class SyntheticPredictors:
             "relayout": Line(0.003, 0.03),
             "inside": {"cpu": inside(0.004), "gpu": inside(0.001)},
             "dispatch": {"gpu": Line(0.005, 2e3)},
-            "batch": {"cpu": 0.7, "gpu": 0.5},
             "signals": {"first_launch": 0.004, "event_wait": 0.006},
         }
         return cls(**{**terms, **changes})
@@ -140,9 +137,8 @@ class SyntheticPredictors:
 
     @cached_property
     def _context_targets(self) -> list[str]:
-        terms = {"dispatch": self.dispatch, "batch": self.batch}
-        around = [f"{name}_{side}" for name, sides in terms.items() for side in sides]
-        return around + [f"{name}_{SIGNALS[name].processor}" for name in self.signals]
+        around = [f"dispatch_{side}" for side in self.dispatch]
+        return around + [f"{name}_{CONTEXT[name].processor}" for name in self.signals]
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds:
         self.asked.append(target)
@@ -154,9 +150,6 @@ class SyntheticPredictors:
         if term in self.signals:
             return np.full(len(rows), self.signals[term])  # type: ignore[index]
         processor: Processor = "cpu" if side == "cpu" else "gpu"
-        if term == "batch":
-            share = self.batch[processor]
-            return np.array([share * item.images * item.single_ms for item in rows])
         return self.dispatch[processor].at([item.count for item in rows])
 
     def _op_ms(self, target: str, op: Any) -> float:
@@ -184,7 +177,7 @@ def of_few_kinds(**changes: Any) -> SyntheticPredictors:
 def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
     """All terms, on SoCs whose processors and whose exchanges differ widely."""
     return st.builds(
-        lambda gpu, exchange, beside, each_ms, batch, signals: SyntheticPredictors.with_all_terms(
+        lambda gpu, exchange, beside, each_ms, signals: SyntheticPredictors.with_all_terms(
             gpu=gpu,
             parts={
                 "to_cpu": {"transform": exchange, "map": Line(exchange.ms), "copy": exchange},
@@ -192,7 +185,6 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
             },
             inside={side: inside(each_ms, beside) for side in PROCESSORS},
             dispatch={"gpu": Line(each_ms, 1e6 * each_ms)},
-            batch={"cpu": batch, "gpu": batch},
             signals=dict(zip(get_args(Signalling), signals, strict=True)) if signals else {},
         ),
         gpu=st.sampled_from([0.3, 1.0, 3.0]),
@@ -201,7 +193,6 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         ),
         beside=st.sampled_from([0.0, 1e-8, 1e-6]),
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
-        batch=st.sampled_from([0.3, 0.8, 1.0]),
         signals=st.sampled_from([(), (0.0, 0.01), (0.02, 0.0), (0.05, 0.2)]),
     )
 

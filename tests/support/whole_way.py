@@ -43,7 +43,7 @@ def install_to_train(serial: str, driver: str) -> None:
     write_model(Path(MODEL))
     done = codl("agent", "install", "--serial", serial, "--python", sys.executable)
     assert (done["is_new"], done["missing"]) == (True, [])
-    detect = ["soc", "detect", "--serial", serial, "--name", SOC, "--no-measure"]
+    detect = ["soc", "detect", "--serial", serial, "--name", SOC]
     codl(*detect, "--opencl-device", driver)
     given = ["--soc", SOC, "--serial", serial]
     some = ("--shares", "0.5,1", "--samples", "40")

@@ -30,7 +30,7 @@ OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("",
 #: A worker that dies of convolutions with an activation in one variant, as of a driver's failure.
 DYING = """
 import os
-from codl.measure.runner import Bench, anchor_row
+from codl.measure.runner import Bench
 compile = Bench.compile
 def deadly(self, task):
     if task.op.activation.kind == "relu" and task.variant == "gpu_direct":

@@ -9,10 +9,10 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ from codl.targets.device_shell import END, DeviceShell, ShellError
 from codl.targets.install import (
     ARCHIVE,
     LAUNCHER,
-    DevicePython,
+    AgentCheck,
     agent_file,
     build,
     fetch_wheels,
@@ -148,10 +148,9 @@ def test_the_agents_file_is_small_and_the_same_each_time() -> None:
 def test_an_agent_has_nothing_that_only_the_host_needs() -> None:
     names = zipfile.ZipFile(io.BytesIO(agent_file())).namelist()
     packages = ("jobs", "cli", "plan", "predict", "report", "validate")
-    modules = ("measure/collector", "targets/connect", "targets/install", "targets/adb")
-    for place in (*packages, *modules):
-        assert (ROOT / "codl" / place).is_dir() or (ROOT / "codl" / f"{place}.py").is_file()
-        assert not [file for file in names if file.startswith((f"codl/{place}/", f"codl/{place}."))]
+    for place in packages:
+        assert (ROOT / "codl" / place).is_dir()
+        assert not [file for file in names if file.startswith(f"codl/{place}/")]
 
 
 def test_an_agent_has_every_module_that_its_modules_begin_with() -> None:
@@ -260,17 +259,24 @@ def test_an_agent_that_has_no_room_to_unpack_says_so(tmp_path: Path) -> None:
 BARE = [sys.executable, "-S"]
 
 
+def device(
+    python: str, machine: str, libc: str, abi: str, *, executable: str = "python3"
+) -> AgentCheck:
+    """What an agent without packages tells of its Python."""
+    return AgentCheck("", python, executable, machine, "Linux", libc, abi, {}, ())
+
+
 @pytest.mark.parametrize(
     "python",
     [
-        DevicePython("3.12.1", "aarch64", "bionic 34", "cpython"),
-        DevicePython("3.14.6", "riscv64", "bionic 35", "cpython"),
-        DevicePython("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
-        DevicePython("3.11.2", "aarch64", "glibc 2.36", "pypy"),
-        DevicePython("3.11.2", "--index-url=x", "glibc 2.36", "cpython"),
+        device("3.12.1", "aarch64", "bionic 34", "cpython"),
+        device("3.14.6", "riscv64", "bionic 35", "cpython"),
+        device("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
+        device("3.11.2", "aarch64", "glibc 2.36", "pypy"),
+        device("3.11.2", "--index-url=x", "glibc 2.36", "cpython"),
     ],
 )
-def test_what_has_no_wheels_is_asked_of_nobody(python: DevicePython, tmp_path: Path) -> None:
+def test_what_has_no_wheels_is_asked_of_nobody(python: AgentCheck, tmp_path: Path) -> None:
     assert python.platforms == ()
     problem = fetch_wheels("msgspec", python, tmp_path)
     assert problem.startswith("There are no wheels for")
@@ -278,7 +284,7 @@ def test_what_has_no_wheels_is_asked_of_nobody(python: DevicePython, tmp_path: P
     assert fix in problem
 
 
-PHONE = DevicePython("3.14.6", "aarch64", "bionic 34", "cpython", is_termux=True)
+PHONE = device("3.14.6", "aarch64", "bionic 34", "cpython", executable="/com.termux/python3")
 
 
 def only_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +304,7 @@ def test_a_phone_takes_wheels_of_its_level_and_older_ones(
     only_in(tmp_path / "wheels", monkeypatch)
     assert fetch_wheels("ncnn", PHONE, tmp_path / "to") == ""
     assert [path.name for path in (tmp_path / "to").iterdir()] == [name]
-    old = replace(PHONE, libc="bionic 23")
+    old = msgspec.structs.replace(PHONE, libc="bionic 23")
     problem = fetch_wheels("ncnn", old, tmp_path / "old")
     assert problem.startswith("No wheel for Python 3.14 on Android, aarch64 was found by pip (")
     assert problem.endswith(
@@ -320,7 +326,7 @@ def test_what_has_no_wheel_for_android_says_how_termux_gets_it(
     problem = fetch_wheels(package, PHONE, tmp_path / "to")
     assert problem.startswith("No wheel for Python 3.14 on Android, aarch64 was found by pip (")
     assert fix in problem
-    other = replace(PHONE, is_termux=False)
+    other = msgspec.structs.replace(PHONE, executable="python3")
     assert "by PIP_FIND_LINKS" in fetch_wheels(package, other, tmp_path / "to")
 
 

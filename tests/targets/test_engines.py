@@ -39,9 +39,10 @@ from codl.targets.client import COMMAND
 from codl.targets.connect import connect
 from codl.targets.connection import AgentLostError, Connection
 from codl.targets.local import LocalTarget
+from codl.targets.model_requests import Load, LoadedModel, Run
 from codl.targets.remote import RemoteTarget
-from codl.targets.requests import Load, LoadedModel, MissingArrays, Run
-from codl.targets.wire import Arrays, SentArray, decode, encode, form_of
+from codl.targets.requests import Arrays
+from codl.targets.wire import SentArray, decode, encode
 
 #: An agent whose device refuses the first kernels of every executable that has them.
 REFUSING = """
@@ -243,23 +244,6 @@ def load(target: RemoteTarget, content: bytes, arrays: dict[str, Any]) -> Loaded
     return loaded
 
 
-def test_arrays_are_sent_once_and_leave_an_agent_whose_model_is_loaded(
-    process: RemoteTarget, network: Network
-) -> None:
-    content, arrays = encoded(network, process.soc)
-
-    def missing() -> tuple[str, ...]:
-        return process.agent.ask(MissingArrays(tuple(arrays)))
-
-    assert missing() == tuple(arrays)
-    first = next(iter(arrays))
-    with pytest.raises(CodlError, match="was not sent"):
-        load(process, content, {first: arrays[first]})
-    assert missing() == tuple(arrays)[1:]
-    load(process, content, {digest: arrays[digest] for digest in missing()})
-    assert missing() == tuple(arrays)
-
-
 def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
     content, arrays = encoded(network, process.soc)
     with pytest.raises(CodlError, match="no executable"):
@@ -285,7 +269,7 @@ def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, networ
 def test_arrays_that_do_not_fit_their_bytes_are_refused(record: SentArray, message: str) -> None:
     sent = msgspec.Raw(msgspec.json.encode({"x": record}))
     with pytest.raises(CodlError, match=message):
-        decode(form_of(Arrays), sent, [bytearray(8)])
+        decode(Arrays, sent, [bytearray(8)])
 
 
 def test_arrays_come_as_they_went() -> None:
@@ -296,8 +280,8 @@ def test_arrays_come_as_they_went() -> None:
         "d": np.arange(8, dtype=np.uint8)[::2],
         "e": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     }
-    sent, blobs = encode(form_of(Arrays), arrays)
-    out = decode(form_of(Arrays), sent, [bytearray(blob) for blob in blobs])
+    sent, blobs = encode(arrays)
+    out = decode(Arrays, sent, [bytearray(blob) for blob in blobs])
     for name, array in arrays.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
@@ -306,10 +290,9 @@ def test_arrays_come_as_they_went() -> None:
 def test_a_model_that_several_ops_hold_is_sent_once() -> None:
     text = "onnx in=1x8 to=1x8 nodes=CumSum digest=0123456789abcdef"
     op = replace(parse(text), model=b"model")  # type: ignore[call-arg]
-    form = form_of(tuple[Op, ...])
-    sent, blobs = encode(form, (op, op, parse("fc in=1x4x1x1 oc=2")))
+    sent, blobs = encode((op, op, parse("fc in=1x4x1x1 oc=2")))
     assert blobs == [b"model"]
-    first, second, other = decode(form, sent, [bytearray(b"model")])
+    first, second, other = decode(tuple[Op, ...], sent, [bytearray(b"model")])
     assert first.model == second.model == b"model"
     assert other == parse("fc in=1x4x1x1 oc=2")
 

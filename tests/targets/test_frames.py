@@ -26,7 +26,7 @@ from codl.targets.connection import (
     ConnectionEnded,
     FrameError,
 )
-from codl.targets.kernel_requests import Remaining
+from codl.targets.kernel_runs import Remaining
 from codl.targets.measuring import MOST_LETTERS, Arriving, MeasuredRow, check_anchors, checked_row
 
 
@@ -215,18 +215,16 @@ def test_whose_row_is_here_is_no_suspect() -> None:
 
 def test_anchors_are_codls_own() -> None:
     anchors = measured(BATCH, 1.0, 0).anchors
-    check_anchors(anchors, "run2")
+    check_anchors(anchors)
     for wrong in (
         {"op": to_text(TASKS[0].op)},
         {"processor": "npu"},
-        {"run": "run1"},
-        {"status": "failed"},
         {"latency_ms": float("nan")},
         {"latency_ms": 0.0},
     ):
         changed: dict[str, Any] = vars(anchors[0]) | wrong
         with pytest.raises(FrameError, match="it sent"):
-            check_anchors([type(anchors[0])(**changed)], "run2")
+            check_anchors([type(anchors[0])(**changed)])
 
 
 def test_events_of_other_tasks_or_of_finished_ones_are_refused() -> None:

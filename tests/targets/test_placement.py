@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from support.simulated import SOC
 
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
-from codl.ir import yaml_file
 from codl.ir.records.soc import Soc
 from codl.machine import placement, threads
-from codl.machine.hardware import CpuFacts, cpu_facts
+from codl.machine.hardware import cpu_facts
 from codl.machine.placement import LocalSoc, Placement, ProbedDevice, ProbeResult, require_local
-from codl.targets import detect, placed
+from codl.targets import placed
 from codl.targets.local import LocalTarget
-from codl.targets.requests import TargetInfo
 
 CORE = min(os.sched_getaffinity(0))
 CARD = Placement("nvidia", (CORE,))
@@ -140,86 +137,3 @@ def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
         require_local(SOC)
     here = LocalSoc.of(SOC, CARD)
     assert require_local(here) is here
-
-
-@pytest.mark.parametrize(
-    ("ratios", "pinned"),
-    [
-        ([1.3, 1.31, 1.29], True),
-        ([0.77, 0.78, 0.76], False),
-        ([1.0, 1.1, 1.2], False),  # faster, but by less than the turns differ
-        ([0.98, 0.98, 0.98], False),
-    ],
-)
-def test_threads_are_pinned_where_that_is_clearly_faster(ratios: list[float], pinned: bool) -> None:
-    assert detect.is_pinned_faster(ratios) is pinned
-
-
-@pytest.mark.parametrize("ratios", [[float("nan"), float("inf"), -1.0], []])
-def test_turns_that_cannot_be_tell_nothing(ratios: list[float]) -> None:
-    with pytest.raises(DeviceError, match="no turn could be measured"):
-        detect.is_pinned_faster(ratios)
-
-
-class Sixteen(LocalTarget):
-    """A machine of 16 cores, whose unpinned threads take a part of the time of pinned ones."""
-
-    ratio = 1.0
-    asked: ClassVar[list[tuple[Placement, Sequence[int]]]] = []
-
-    def describe(self) -> TargetInfo:
-        return TargetInfo(CpuFacts("c", tuple(range(16)), 16, 1 << 20), ())
-
-    def fresh(self) -> Any:
-        return self
-
-    def unpinned_ratios(self, cores: Sequence[int]) -> Sequence[float]:
-        self.asked.append((self.soc.placement, cores))
-        return [self.ratio] * 3
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads", "ratio", "found"),
-    [
-        (4, 4, 1.3, Placement("n", tuple(range(4)), cpu_pinned=True)),
-        (4, 4, 0.7, Placement("n", tuple(range(16)), cpu_threads=4, cpu_pinned=False)),
-        # Of all cores half are compared, as fewer threads would have them.
-        (16, 8, 1.3, Placement("n", tuple(range(16)), cpu_pinned=True)),
-        (16, 8, 0.7, Placement("n", tuple(range(16)), cpu_pinned=False)),
-    ],
-)
-def test_what_is_measured_of_threads_becomes_the_placement(
-    cores: int,
-    threads: int,
-    ratio: float,
-    found: Placement,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(detect, "connect", lambda serial, soc: Sixteen(soc))
-    monkeypatch.setattr(Sixteen, "ratio", ratio)
-    monkeypatch.setattr(Sixteen, "asked", [])
-    soc = LocalSoc.of(SOC, Placement("n", tuple(range(cores))))
-    place = detect.find_pinning(Sixteen(None), soc).placement
-    assert place == found
-    assert Sixteen.asked == [(Placement("n", tuple(range(threads))), [*range(16)])]
-    written = place.save(tmp_path / "simulated.yaml")
-    assert f"cpu_pinned: {str(ratio > 1).lower()}" in written.read_text()
-    assert yaml_file.read(written, Placement) == found
-
-
-def test_one_core_leaves_nothing_to_choose() -> None:
-    soc = replace(HALVED, gpu=replace(HALVED.gpu, compute_units=15))
-    placed = LocalSoc.of(soc, Placement("n", (15,), tuple(range(15))))
-    assert detect.find_pinning(Sixteen(None), placed) is placed
-
-
-@pytest.mark.device
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads may move between two cores")
-def test_pinning_is_measured_in_a_process_of_its_own() -> None:
-    soc = LocalSoc.of(SOC, Placement("none", tuple(sorted(os.sched_getaffinity(0)))))
-    notes: list[str] = []
-    found = detect.find_pinning(LocalTarget(None), soc, note=notes.append)
-    pinned = found.placement.cpu_pinned
-    assert pinned in (True, False), notes
-    assert found.placement == replace(soc.placement, cpu_pinned=pinned)

@@ -32,6 +32,7 @@ from codl.targets.python_build import (
     read_build,
     read_library,
 )
+from scripts import launchers
 
 needs_library = pytest.mark.skipif(
     python_builds.library() is None, reason="this Python has no shared library"
@@ -70,18 +71,24 @@ def test_others_read_the_program_as_it_is_meant(machine: str, libc: str, tmp_pat
     assert done.stderr == ""
     said = done.stdout
     assert f"[Requesting program interpreter: {MACHINES[machine].loaders[libc]}]" in said
-    for word in ("libpython3.14.so", python_build.LIBC[libc], python_build.RUNPATH):
+    for word in ("libpython3.14.so", python_build.LIBC[libc], launchers.RUNPATH):
         assert f"[{word}]" in said
     assert re.search(r"Type: +DYN", said)
     loads = [line.split() for line in said.splitlines() if line.split()[:1] == ["LOAD"]]
-    assert [line[-1] for line in loads] == [hex(python_build.PAGE)] * 2
+    assert [line[-1] for line in loads] == [hex(launchers.PAGE)] * 2
     assert ["".join(line[6:-1]) for line in loads] == ["RE", "RW"]
     moves = subprocess.run(["readelf", "-DrW", str(path)], capture_output=True, text=True).stdout
     kind = "R_AARCH64_GLOB_DA" if machine == "aarch64" else "R_X86_64_GLOB_DAT"
     assert [re.split(r"\W+", line)[4] for line in moves.splitlines() if kind in line] == [
-        python_build.MAIN,
-        python_build.EXIT,
+        launchers.MAIN,
+        launchers.EXIT,
     ]
+
+
+@pytest.mark.parametrize(("machine", "libc"), KINDS)
+def test_the_programs_are_those_of_the_script(machine: str, libc: str) -> None:
+    file = python_build.PROGRAMS / f"{machine}-{libc}"
+    assert file.read_bytes() == launchers.program(machine, libc)
 
 
 @needs_library

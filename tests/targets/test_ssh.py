@@ -23,6 +23,7 @@ from codl.machine.placement import LocalSoc
 from codl.measure.check_variants import CheckTask
 from codl.targets import local, ssh
 from codl.targets.connect import connect
+from codl.targets.kernel_runs import check_kernels
 
 pytestmark = [
     pytest.mark.device,
@@ -80,7 +81,7 @@ def test_what_the_doctor_asks_is_answered_there(board: Board, first_soc: LocalSo
         there = target.examine()
         assert (there.packages, there.cores) == (here.examine().packages, here.examine().cores)
         assert target.import_package("numpy") >= 0
-        run = target.check_kernels(tasks)
+        run = check_kernels(target, tasks)
     assert [(own.task.key, own.problem) for own in run.checked] == [(t.key, "") for t in tasks]
 
 

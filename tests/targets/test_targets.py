@@ -35,6 +35,7 @@ from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient
 from codl.targets.connect import Transport, connect, register, transport_of
 from codl.targets.connection import AgentLostError, Connection, FrameError
+from codl.targets.kernel_runs import tune
 from codl.targets.local import LocalTarget
 from codl.targets.measuring import Arriving
 from codl.targets.remote import RemoteTarget
@@ -98,7 +99,7 @@ def test_both_say_the_same_of_the_machine() -> None:
         assert fixed(there.probe()) == fixed(here.probe())
         for target in (here, there):
             with pytest.raises(CodlError, match="was opened without a SoC"):
-                target.observe_cores()
+                target.clocks_mhz()
 
 
 def test_every_variant_is_benched(target: Target) -> None:
@@ -112,14 +113,18 @@ def test_choices_are_tuned(target: Target) -> None:
     tasks = tune_tasks([parse("fc in=1x32x5x5 oc=40")], target.soc, [1.0])[:1]
     kept: list[Any] = []
     steps: list[int] = []
-    run = target.tune(
-        tasks, Tuning(), keep=kept.append, progress=lambda done, total, left: steps.append(done)
+    run = tune(
+        target,
+        tasks,
+        Tuning(),
+        keep=kept.append,
+        progress=lambda done, total, left: steps.append(done),
     )
     assert [result.key for result in run.results] == [tasks[0].key]
     assert kept == list(run.results)
     assert kept[0].trials
     assert (steps, run.left) == ([1], 0)
-    again = target.tune(tasks, Tuning.of(kept), keep=kept.append)
+    again = tune(target, tasks, Tuning.of(kept), keep=kept.append)
     assert [result.key for result in again.known] == [tasks[0].key]
     assert len(kept) == 1
 
@@ -128,13 +133,6 @@ def test_choices_are_tuned(target: Target) -> None:
 def process(first_soc: Soc) -> Iterator[RemoteTarget]:
     with closing(RemoteTarget("process", COMMAND, first_soc)) as target:
         yield target
-
-
-def test_each_side_works_on_its_own_cores(process: RemoteTarget) -> None:
-    """In a process of its own: threads that other tests left in this one work where they like."""
-    seen = process.observe_cores()
-    assert set(seen["cpu"]) <= set(process.soc.placement.cpu_cores)
-    assert set(seen["gpu"]) <= set(process.soc.placement.gpu_cores)
 
 
 @pytest.mark.parametrize("when", ["begin", "timing"])

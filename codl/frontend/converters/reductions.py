@@ -131,10 +131,13 @@ def _scaled_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     x = steps.operand(node.inputs[0])
     rank = len(x.sizes)
     axis, center = int(attribute(node, "axis", -1)) % rank, node.type == "LayerNormalization"
-    scale = _with_leading_axes(steps.operand(node.inputs[1]), rank)
+    scale, *biases = (
+        seen(operand, (1,) * (rank - len(operand.sizes)) + operand.sizes)
+        for operand in map(steps.operand, filter(None, node.inputs[1:3]))
+    )
     none = np.zeros(scale.sizes, np.float32)
     zeros = Operand(between(graph, node, "zeros"), scale.sizes, none)
-    bias = _with_leading_axes(steps.operand(node.inputs[2]), rank) if has_input(node, 2) else zeros
+    bias = biases[0] if biases else zeros
     rule = {"axis": axis, "epsilon": _epsilon(node), "center": center}
     if scale.sizes == bias.sizes and Channels.of(scale.sizes, x.sizes) is not None:
         op = Norm(shapes=(x.sizes, scale.sizes, bias.sizes), **rule)  # type: ignore[arg-type]
@@ -144,12 +147,6 @@ def _scaled_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     normal = steps.apply(Norm(shapes=(x.sizes,), **rule), (x,), "normal")  # type: ignore[arg-type]
     steps.combine("add", steps.combine("mul", normal, scale, "product"), bias)
     return steps.made
-
-
-def _with_leading_axes(operand: Operand, rank: int) -> Operand:
-    """The operand with leading axes of size 1, up to a rank."""
-    sizes = (1,) * (rank - len(operand.sizes)) + operand.sizes
-    return Operand(operand.name, sizes, operand.value)
 
 
 @converts("InstanceNormalization", "GroupNormalization")

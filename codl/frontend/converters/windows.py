@@ -5,8 +5,8 @@ A single axis becomes rows, with one column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -51,30 +51,17 @@ class OnnxWindow:
         _check_rank(node, rank)
         stride = _ints(node, "strides", (1,) * rank)
         dilation = _ints(node, "dilations", (1,) * rank)
-        pads = _ints(node, "pads", (0,) * (2 * rank))
-        before, after = pads[:rank], pads[rank:]
-        auto = attribute(node, "auto_pad", "NOTSET")
-        if auto.startswith("SAME"):
-            before, after = _same(sizes, kernel, stride, dilation, lower=auto == "SAME_LOWER")
-        elif auto == "VALID":
-            before = after = (0,) * rank
-        window = cls(sizes, to, kernel, stride, dilation, before, after, after)
-        window = window._rounded_up() if attribute(node, "ceil_mode", 0) else window
-        reach = tuple(map(sum, zip(sizes, window.before, window.after, strict=True)))
-        if any(n < extent for n, extent in zip(reach, window.extent, strict=True)):
-            raise unsupported(node, f"a window of {window.extent} is larger than all of {reach}.")
-        return window
-
-    def _rounded_up(self) -> OnnxWindow:
-        """The window with the padding behind the input that the output's sizes need."""
-        axes = zip(self.to, self.stride, self.extent, self.sizes, self.before, strict=True)
-        after = tuple(max((to - 1) * s + e - n - b, 0) for to, s, e, n, b in axes)
-        return replace(self, after=after)
-
-    @property
-    def extent(self) -> Sizes:
-        pairs = zip(self.kernel, self.dilation, strict=True)
-        return tuple((kernel - 1) * dilation + 1 for kernel, dilation in pairs)
+        extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+        axes = zip(to, stride, extent, sizes, strict=True)
+        needed = [(out - 1) * step + e - n for out, step, e, n in axes]
+        before, declared = _pads(node, [max(total, 0) for total in needed])
+        after = declared
+        if attribute(node, "ceil_mode", 0):
+            after = tuple(max(total - b, 0) for total, b in zip(needed, before, strict=True))
+        reach = tuple(map(sum, zip(sizes, before, after, strict=True)))
+        if any(n < e for n, e in zip(reach, extent, strict=True)):
+            raise unsupported(node, f"a window of {extent} is larger than all of {reach}.")
+        return cls(sizes, to, kernel, stride, dilation, before, after, declared)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -112,17 +99,16 @@ def _ints(node: Node, name: str, default: Sizes) -> Sizes:
     return tuple(int(value) for value in attribute(node, name, None) or default)
 
 
-def _same(
-    sizes: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes, *, lower: bool
-) -> tuple[Sizes, Sizes]:
-    """Padding with which the output has the input's size over the stride, rounded up."""
-    totals = [
-        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-        for n, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
-    ]
-    small = tuple(total // 2 for total in totals)
-    large = tuple(total - total // 2 for total in totals)
-    return (large, small) if lower else (small, large)
+def _pads(node: Node, needed: Sequence[int]) -> tuple[Sizes, Sizes]:
+    """Padding in front and behind; `needed` are the totals that a SAME output needs."""
+    auto, rank = attribute(node, "auto_pad", "NOTSET"), len(needed)
+    if auto.startswith("SAME"):
+        small = tuple(total // 2 for total in needed)
+        large = tuple(total - total // 2 for total in needed)
+        return (large, small) if auto == "SAME_LOWER" else (small, large)
+    none = (0,) * (2 * rank)
+    pads = _ints(node, "pads", none) if auto == "NOTSET" else none
+    return pads[:rank], pads[rank:]
 
 
 @converts("Conv", parameters=(1, 2))
@@ -185,7 +171,7 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
     more = _ints(node, "output_padding", (0,) * rank)
     auto = attribute(node, "auto_pad", "NOTSET")
     if auto in ("NOTSET", "VALID") and not attribute(node, "output_shape", None):
-        return _ints(node, "pads", (0,) * (2 * rank))[:rank] if auto == "NOTSET" else (0,) * rank
+        return _pads(node, [0] * rank)[0]
     sizes, to = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
     axes = zip(sizes, to, kernel, stride, dilation, more, strict=True)
     totals = [max(s * (n - 1) + m + (k - 1) * d + 1 - out, 0) for n, out, k, s, d, m in axes]

@@ -47,7 +47,7 @@ def fold_affines(graph: Graph) -> Graph:
     ways: tuple[tuple[Callable[[Draft, Node, Affine], None], int], ...]
     ways = (_into_before, 1), (_into_after, -1), (_into_factor, -1)
     for fold, step in ways:
-        for old in draft.nodes[::step]:
+        for old in draft.order[::step]:
             node = draft.makers.get(old.outputs[0])  # possibly folded
             affine = _affine(draft, node) if node else None
             if node and affine:

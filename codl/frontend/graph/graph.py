@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -74,24 +75,27 @@ class Links:
 class GraphView:
     """Read access to a graph, finished (`Graph`) or being edited (`Draft`)."""
 
+    nodes: Sequence[Node]
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, NDArray[Any]]
+    aliases: Mapping[str, str]
     opset: int
     names: Names
 
-    @property
+    @cached_property
     def links(self) -> Links:
-        raise NotImplementedError
+        return Links(self.nodes)
 
-    @property
-    def handed_out(self) -> frozenset[str] | set[str]:
+    @cached_property
+    def handed_out(self) -> set[str]:
         """Tensors that hold the graph's outputs."""
-        raise NotImplementedError
+        return {self.aliases.get(name, name) for name in self.outputs}
 
     def consumers(self, tensor: str) -> list[Node]:
         """Readers of a tensor in order, without the caller."""
-        raise NotImplementedError
+        return list(self.links.readers.get(tensor, {}).values())
 
     @property
     def makers(self) -> Mapping[str, Node]:
@@ -172,17 +176,6 @@ class Graph(GraphView):
                 wanted.update(node.reads)
         return self if len(kept) == len(self.nodes) else replace(self, nodes=tuple(kept[::-1]))
 
-    @cached_property
-    def links(self) -> Links:
-        return Links(self.nodes)
-
-    @cached_property
-    def handed_out(self) -> frozenset[str]:
-        return frozenset(self.aliases.get(name, name) for name in self.outputs)
-
-    def consumers(self, tensor: str) -> list[Node]:
-        return list(self.links.readers.get(tensor, {}).values())
-
     def matrix(
         self, tensor: str, sizes: tuple[int, int], *, turned: bool, factor: float = 1.0
     ) -> NDArray[np.float32]:
@@ -210,44 +203,38 @@ class Rewrite:
 
 
 class Draft(GraphView):
-    """A graph under edits; an edit's time is proportional to its own size."""
+    """A graph under edits; an edit's time is proportional to its own size.
+
+    `nodes` are those before the edits, `order` those after them.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.inputs, self.opset, self.names = graph.inputs, graph.opset, graph.names
+        self._graph, self.nodes = graph, graph.nodes
+        self.inputs, self.outputs = graph.inputs, graph.outputs
+        self.opset, self.names = graph.opset, graph.names
         self.shapes: dict[str, tuple[int, ...]] = dict(graph.shapes)
         self.constants: dict[str, NDArray[Any]] = dict(graph.constants)
-        self._links, self._handed_out = Links(graph.nodes), set(graph.handed_out)
         #: Nodes at the place of each original node, and the places by name.
         self._places = [[node] for node in graph.nodes]
         self._place = {node.name: at for at, node in enumerate(graph.nodes)}
-        self._aliases = dict(graph.aliases)
+        self.aliases: dict[str, str] = dict(graph.aliases)
 
     @property
-    def links(self) -> Links:
-        return self._links
-
-    @property
-    def handed_out(self) -> set[str]:
-        return self._handed_out
-
-    @property
-    def nodes(self) -> list[Node]:
+    def order(self) -> list[Node]:
         return [node for place in self._places for node in place]
 
     def consumers(self, tensor: str) -> list[Node]:
-        readers = self._links.readers.get(tensor, {}).values()
-        return sorted(readers, key=lambda node: self._place[node.name])
+        return sorted(super().consumers(tensor), key=lambda node: self._place[node.name])
 
     def rewrite(self, *rewrites: Rewrite) -> None:
         for each in rewrites:
-            self._links.remove(each.at)
+            self.links.remove(each.at)
             at = self._place.pop(each.at.name)
             names = [node.name for node in self._places[at]]
             start = names.index(each.at.name)
             self._places[at][start : start + 1] = each.nodes
             for node in each.nodes:
-                self._links.add(node)
+                self.links.add(node)
                 self._place[node.name] = at
             self.constants |= each.constants
             self.shapes |= {name: value.shape for name, value in each.constants.items()}
@@ -255,26 +242,26 @@ class Draft(GraphView):
 
     def drop(self, tensor: str, source: str) -> None:
         """Remove the node that makes a tensor; its readers get `source` instead."""
-        self.rewrite(Rewrite(self._links.first[tensor]))
+        self.rewrite(Rewrite(self.links.first[tensor]))
         for reader in self.consumers(tensor):
             inputs = tuple(source if name == tensor else name for name in reader.inputs)
             self.rewrite(Rewrite(reader, [replace(reader, inputs=inputs)]))
-        if tensor not in self._handed_out:
+        if tensor not in self.handed_out:
             return
-        self._handed_out.remove(tensor)
-        self._handed_out.add(source)
-        for name in self._graph.outputs:
-            if self._aliases.get(name, name) == tensor:
-                self._aliases[name] = source
+        self.handed_out.remove(tensor)
+        self.handed_out.add(source)
+        for name in self.outputs:
+            if self.aliases.get(name, name) == tensor:
+                self.aliases[name] = source
 
     @property
     def graph(self) -> Graph:
         return replace(
             self._graph,
-            nodes=tuple(self.nodes),
+            nodes=tuple(self.order),
             shapes=self.shapes,
             constants=self.constants,
-            aliases=self._aliases,
+            aliases=self.aliases,
         )
 
 
@@ -294,37 +281,32 @@ def applied(graph: Graph, rewrites: Collection[Rewrite]) -> Graph:
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes in topological order, from any order.
+    """Nodes in topological order, of all such orders the one nearest to the given.
 
-    A node comes in the first round in which all its inputs exist; within a round, the given order
-    stays. Raises `UnsupportedError` for a cycle.
+    Raises `UnsupportedError` for a cycle.
     """
     given = list(nodes)
     makers: dict[str, list[int]] = {}
     for at, node in enumerate(given):
         for name in filter(None, node.outputs):
             makers.setdefault(name, []).append(at)
-    before = [list(_distinct(makers, node.reads)) for node in given]
     behind: list[list[int]] = [[] for _ in given]
-    for at, sources_of in enumerate(before):
-        for maker in sources_of:
+    left = []
+    for at, node in enumerate(given):
+        before = {maker for name in node.reads for maker in makers.get(name, ())}
+        left.append(len(before))
+        for maker in before:
             behind[maker].append(at)
-    left = list(map(len, before))
     ready = [at for at, count in enumerate(left) if not count]
-    rounds = [0] * len(given)
-    for at in ready:  # grows
+    ordered = []
+    while ready:
+        ordered.append(at := heappop(ready))
         for reader in behind[at]:
-            rounds[reader] = max(rounds[reader], rounds[at] + (reader < at))
             left[reader] -= 1
             if not left[reader]:
-                ready.append(reader)
-    if len(ready) < len(given):
+                heappush(ready, reader)
+    if len(ordered) < len(given):
         circle = [node.name for node, count in zip(given, left, strict=True) if count]
         names = ", ".join(map(repr, circle[:3]))
         raise UnsupportedError(f"The nodes {names} read what they make themselves, in a circle.")
-    return [given[at] for at in sorted(ready, key=lambda at: (rounds[at], at))]
-
-
-def _distinct(makers: Mapping[str, list[int]], names: Iterable[str]) -> Iterator[int]:
-    """Indices of the nodes that make these tensors."""
-    return iter(dict.fromkeys(at for name in names for at in makers.get(name, ())))
+    return [given[at] for at in ordered]

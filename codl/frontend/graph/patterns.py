@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.graph.graph import Graph, Rewrite, fuse
+from codl.frontend.graph.graph import Graph, Rewrite
 from codl.frontend.graph.passes import RESHAPES
 from codl.ir.onnx_node import Node
 from codl.ir.ops.matmul import Attention
@@ -143,12 +143,8 @@ ACTIVATIONS: tuple[tuple[Part, str, Callable[[Bound], Mapping[str, Any]]], ...] 
 )
 
 
-def fuse_activations(graph: Graph) -> Graph:
-    """Fuse SiLU, QuickGELU, hard swish and both forms of GELU."""
-    return fuse(graph, _activation)
-
-
-def _activation(graph: Graph, node: Node) -> Rewrite | None:
+def activation(graph: Graph, node: Node) -> Rewrite | None:
+    """Fusion of SiLU, QuickGELU, hard swish and both forms of GELU, which end in `node`."""
     for pattern, kind, attributes in ACTIVATIONS:
         for bound in matches(graph, node, pattern):
             parameters = attributes(bound)
@@ -178,12 +174,8 @@ NORM = (op("Div", "x", ROOT), op("Mul", "x", (op("Reciprocal", ROOT), op("Div", 
 CENTERED = op("Sub", "whole", _mean("whole"))
 
 
-def fuse_norms(graph: Graph) -> Graph:
-    """Fuse norms over the last axis, with scale and bias for each of its elements."""
-    return fuse(graph, _norm)
-
-
-def _norm(graph: Graph, node: Node) -> Rewrite | None:
+def norm(graph: Graph, node: Node) -> Rewrite | None:
+    """Fusion of a norm over the last axis, with scale and bias for each of its elements."""
     bound = next(matches(graph, node, NORM), None)
     if bound is None:
         return None
@@ -227,13 +219,8 @@ GROUPS = op("InstanceNormalization", op(RESHAPE, "x", name="groups"), "ones", "z
 GROUP_NORM = op("Add", op("Mul", op(RESHAPE, GROUPS), "scale"), "bias")
 
 
-def fuse_group_norms(graph: Graph) -> Graph:
-    """Fuse group norms: an instance norm between reshapes, with scale and bias per channel."""
-    return fuse(graph, _group_norm)
-
-
-def _group_norm(graph: Graph, node: Node) -> Rewrite | None:
-    """(normalized groups, reshaped back) * scale + bias, both per channel."""
+def group_norm(graph: Graph, node: Node) -> Rewrite | None:
+    """Fusion of a group norm: an instance norm between reshapes, scale and bias per channel."""
     sizes = graph.shapes.get(node.outputs[0], ())
     for bound in matches(graph, node, GROUP_NORM):
         plain = [graph.constants.get(bound[name]) for name in ("zeros", "ones")]
@@ -299,13 +286,11 @@ ODDS = op("Softmax", (SCORES, MASKED), where=_is_of_keys, once=True)
 ATTENTION = op("MatMul", ODDS, "v", where=_is_plain)
 
 
-def fuse_attention(graph: Graph) -> Graph:
-    """Replace two products around a softmax, with or without a mask, by attention."""
-    return fuse(graph, _attention)
+def attention(graph: Graph, last: Node) -> Rewrite | None:
+    """Attention in place of two products around a softmax, with or without a mask.
 
-
-def _attention(graph: Graph, last: Node) -> Rewrite | None:
-    """The attention node in the place of the last product, with keys before their transpose."""
+    `last` is the second product; keys are those before their transpose.
+    """
     if last.attributes.get("alpha", 1.0) != 1:
         return None
     for bound in matches(graph, last, ATTENTION):

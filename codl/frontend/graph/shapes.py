@@ -41,8 +41,6 @@ OF_VALUES = (
 )
 #: Nodes that return a tensor's sizes.
 ASKING = ("Shape", "Size")
-#: A domain without nodes known to ONNX.
-UNKNOWN = "codl.sized"
 #: Most elements of a constant with scales or sizes.
 MOST_AXES = 64
 
@@ -58,11 +56,6 @@ def text_of(info: onnx.ValueInfoProto) -> str:
     return "x".join(
         str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims
     )
-
-
-def fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with 1 for an open batch size; raises as `fix_shapes`."""
-    return fix_shapes(proto, {})
 
 
 def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.ModelProto:
@@ -140,29 +133,37 @@ def _check(info: onnx.ValueInfoProto) -> None:
 def infer_shapes(proto: onnx.ModelProto, declared: Collection[str] = ()) -> onnx.ModelProto:
     """The model with all shapes that follow from its inputs and `declared` tensors.
 
-    ONNX infers them. Nodes with other sizes in ONNX Runtime get a domain unknown to ONNX and a
-    declared shape, from which further shapes follow.
+    ONNX infers them. Outputs of nodes with other sizes in ONNX Runtime are inputs meanwhile, from
+    which further shapes follow.
     """
-    doubtful = {i: node for i, node in enumerate(proto.graph.node) if is_doubtful(node)}
+    doubtful = [node for node in proto.graph.node if is_doubtful(node)]
     if not doubtful:
         return onnx.shape_inference.infer_shapes(proto)
     plain = _undeclared(proto, declared)
-    known = _constants(proto.graph, {name for node in doubtful.values() for name in node.input})
+    inferred = onnx.shape_inference.infer_shapes(plain)
+    known = _constants(proto.graph, {name for node in doubtful for name in node.input})
     opset = max((item.version for item in proto.opset_import if not item.domain), default=1)
-    found: dict[int, Sizes] = {}
-    for _ in range(len(doubtful) + 1):  # at worst a chain of all
-        inferred = onnx.shape_inference.infer_shapes(_sized(plain, found))
+    found: dict[str, Sizes] = {}
+    for _ in range(len(doubtful)):  # at worst a chain of all
         sizes = known_sizes(inferred.graph)
         before = dict(found)
-        for index, node in doubtful.items():
+        for node in doubtful:
             run = _runtime_sizes(node, sizes, known, opset)
             if run is not None and run != sizes.get(node.output[0]):
-                found[index] = run
+                found |= dict.fromkeys(filter(None, node.output), run)
         if found == before:
             break
-    for index in found:
-        inferred.graph.node[index].CopyFrom(proto.graph.node[index])
-    refill(inferred.opset_import, proto.opset_import)
+        inferred = onnx.shape_inference.infer_shapes(_cut(plain, inferred, found))
+    graph = inferred.graph
+    ends = {info.name for info in graph.output}
+    cut = [info for info in graph.input if info.name in found]
+    nodes = iter([*graph.node])
+    refill(
+        graph.node,
+        [next(nodes) if found.keys().isdisjoint(n.output) else n for n in proto.graph.node],
+    )
+    refill(graph.input, proto.graph.input)
+    graph.value_info.extend(info for info in cut if info.name not in ends)
     return inferred
 
 
@@ -251,30 +252,6 @@ def _undeclared(proto: onnx.ModelProto, declared: Collection[str]) -> onnx.Model
     return plain
 
 
-def _sized(plain: onnx.ModelProto, found: Mapping[int, Sizes]) -> onnx.ModelProto:
-    """The model with the nodes in `found` unknown to ONNX, and their output sizes declared."""
-    if not found:
-        return plain
-    sized = with_fields(plain)
-    sized.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
-    graph, declared = sized.graph, dict[str, onnx.ValueInfoProto]()
-    for info in (*graph.value_info, *graph.output):
-        declared[info.name] = info
-    for index, sizes in found.items():
-        node = graph.node[index]
-        for number, name in enumerate(filter(None, node.output)):
-            kind = onnx.TensorProto.INT64 if number else onnx.TensorProto.FLOAT
-            made = helper.make_tensor_value_info(name, kind, sizes)
-            if name not in declared:
-                graph.value_info.append(made)
-                continue
-            kind = declared[name].type.tensor_type.elem_type or kind
-            declared[name].type.CopyFrom(made.type)
-            declared[name].type.tensor_type.elem_type = kind
-        node.domain = UNKNOWN
-    return sized
-
-
 def _constants(graph: onnx.GraphProto, names: Collection[str]) -> dict[str, NDArray[Any]]:
     """The small constants among `names`, for scales and sizes."""
     items = (item for item in graph.initializer if item.name in names)
@@ -314,10 +291,7 @@ def set_batch(proto: onnx.ModelProto, images: int) -> None:
     """
     if not 1 <= images <= MOST:
         raise CodlError(f"A batch must be of 1 to {MOST} images, got {images}.")
-    constants = {item.name for item in proto.graph.initializer}
-    for info in proto.graph.input:
-        if info.name in constants:
-            continue
+    for info in data_inputs(proto):
         sizes = info.type.tensor_type.shape.dim
         if not sizes:
             raise CodlError(f"The input {info.name!r} is a single number: it has no batch.")
@@ -348,7 +322,7 @@ def with_shapes(source: Model) -> Model:
     shaped = {info.name for info in infos if not unknown_reason(info)}
     made = [name for node in model.graph.node for name in node.output if name]
     outputs = [onnx.ValueInfoProto(name=name) for name in made if name not in shaped]
-    asked = _cut(with_fields(model, output=outputs), known_sizes(model.graph))
+    asked = _cut(with_fields(model, output=outputs), model, known_sizes(model.graph))
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
@@ -367,25 +341,35 @@ def with_shapes(source: Model) -> Model:
     return Model(infer_shapes(model, answers), source.weights)
 
 
-def _cut(proto: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model without doubtful nodes; their outputs become inputs of known sizes."""
-    cut = [
-        node
+def _cut(
+    proto: onnx.ModelProto, typed: onnx.ModelProto, sizes: Mapping[str, Sizes]
+) -> onnx.ModelProto:
+    """The model without doubtful nodes of known `sizes`; their outputs become inputs of these.
+
+    `typed` is the model with types of its tensors.
+    """
+    infos = (*typed.graph.value_info, *typed.graph.output)
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    cut = {
+        name: helper.make_tensor_value_info(
+            name,
+            types.get(name) or (TensorProto.INT64 if number else TensorProto.FLOAT),
+            sizes[name],
+        )
         for node in proto.graph.node
         if is_doubtful(node) and all(name in sizes for name in node.output if name)
-    ]
+        for number, name in enumerate(node.output)
+        if name
+    }
     if not cut:
         return proto
-    infos = (*proto.graph.value_info, *proto.graph.output)
-    types = {info.name: info.type.tensor_type.elem_type for info in infos}
-    made = [name for node in cut for name in node.output if name]
-    inputs = [
-        helper.make_tensor_value_info(name, types.get(name) or TensorProto.FLOAT, sizes[name])
-        for name in made
-    ]
-    gone = set(made)
-    kept = [node for node in proto.graph.node if gone.isdisjoint(node.output)]
-    return with_fields(proto, node=kept, input=[*proto.graph.input, *inputs])
+    return with_fields(
+        proto,
+        node=[node for node in proto.graph.node if cut.keys().isdisjoint(node.output)],
+        input=[*proto.graph.input, *cut.values()],
+        value_info=[info for info in proto.graph.value_info if info.name not in cut],
+        output=[cut.get(info.name, info) for info in proto.graph.output],
+    )
 
 
 def unknown_reason(info: onnx.ValueInfoProto) -> str:

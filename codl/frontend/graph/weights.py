@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.ir.constants import array_digest
-from codl.ir.onnx_node import FILE, stand_in
+from codl.ir.onnx_node import FILE, graphs_of, stand_in
 
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 RESIZES = ("Resize", "Upsample")
@@ -244,13 +244,6 @@ def with_fields(proto: onnx.ModelProto, **fields: Sequence[Any]) -> onnx.ModelPr
     return copy
 
 
-def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
-
-
 def refill(field: Any, entries: Sequence[Any]) -> None:
     """Replace the entries of a message's list."""
     del field[:]
@@ -354,8 +347,7 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     left = [graph]
     while left:
         yield (one := left.pop())
-        for attribute in (item for node in one.node for item in node.attribute):
-            left += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        left += [inner for node in one.node for inner in graphs_of(node)]
 
 
 def tensors_of(graphs: Iterable[onnx.GraphProto]) -> Iterator[TensorProto]:

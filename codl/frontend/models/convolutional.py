@@ -15,12 +15,7 @@ def retinaface(b: ModelBuilder) -> None:
     rows. A feature pyramid has five levels, from 160 to 10 rows. Each level has a context module of
     three branches and two heads: boxes and classes of 3 anchors.
     """
-    stages = (
-        (3, True),
-        (4, True),
-        (6, True),
-        (3, False),
-    )  # blocks, and whether the last one halves
+    stages = ((3, True), (4, True), (6, True), (3, False))  # blocks; whether the last one halves
     x = b.input("image", (1, 3, 640, 640))
     x = b.max_pool(b.relu(_conv_norm(b, x, 64, 7, stride=2)), 2, 2)
     maps: list[str] = []

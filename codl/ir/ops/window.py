@@ -104,26 +104,13 @@ class WindowColumns(Columns):
     @cached_property
     def tap_rows(self) -> Column:
         """Window rows inside the input, summed over the windows of an output column."""
-        return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
-
-    @cached_property
-    def tap_columns(self) -> Column:
-        """Window columns inside the input, summed over the windows of an output row."""
-        return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
-
-
-def _inside(
-    outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]
-) -> Column:
-    """Taps in an input, over `outs` windows; `step` is (stride, dilation, padding in front)."""
-    stride, dilation, before = step
-    inside = np.zeros_like(size)
-    for tap in range(int(taps.max())):
-        offset = before - tap * dilation
-        first = np.maximum(ceil_div(offset, stride), 0)
-        last = np.minimum(np.floor((offset + size - 1) / stride), outs - 1)
-        inside = inside + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
-    return inside
+        inside = np.zeros_like(self.ih)
+        for tap in range(int(self.kh.max())):
+            offset = self.top - tap * self.dh
+            first = np.maximum(ceil_div(offset, self.sh), 0)
+            last = np.minimum(np.floor((offset + self.ih - 1) / self.sh), self.oh - 1)
+            inside = inside + np.where(tap < self.kh, np.maximum(last - first + 1, 0), 0)
+        return inside
 
 
 @dataclass(frozen=True, kw_only=True)

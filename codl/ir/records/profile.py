@@ -35,7 +35,7 @@ from codl.ir.records.results import Amount, SpanKind
 #: Folder of profiles, with a folder for each SoC and a file for each network.
 FOLDER = HOME / "profiles"
 VERSION = 1
-FIX = "`codl run MODEL --soc SOC` without --profile makes a new one."
+FIX = "`codl run MODEL --soc SOC` makes a new one."
 
 
 @dataclass(frozen=True, kw_only=True)

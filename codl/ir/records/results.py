@@ -185,11 +185,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class PeerRun:
-    """Run of another library: version, threads, cores they were observed on, mean busy cores."""
+    """Run of another library: version, threads, and the mean number of busy cores."""
 
     version: str
     threads: Count
-    observed_cores: tuple[Count, ...]
     busy_cores: Amount
 
 

@@ -9,9 +9,9 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import yaml
@@ -19,9 +19,6 @@ import yaml
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.files import HOME, inside, shipped
 from codl.ir import yaml_file
-from codl.ir.op_text import parse
-from codl.ir.ops.base import OP_TYPES
-from codl.ir.plan import OpFallback
 from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, Element, PrecisionTraits
 from codl.ir.yaml_file import NotNegative, Positive, Threads
 
@@ -65,100 +62,6 @@ class CpuCache:
 
 #: The `source` of a SoC that is known by published facts alone.
 PUBLISHED = "published"
-
-
-@dataclass(frozen=True)
-class PublishedCpu:
-    """Published facts about the processor `cpu`; None if unpublished."""
-
-    name: str | None = None
-    clusters: tuple[CoreCluster, ...] = ()
-    threads: Threads | None = None
-    simd_floats: Positive | None = None
-    l2_cache_bytes: NotNegative | None = None
-
-
-@dataclass(frozen=True)
-class PublishedGpu:
-    """Published facts about the processor `gpu`; None if unpublished."""
-
-    platform: str | None = None
-    name: str | None = None
-    driver: str | None = None
-    type: Literal["cpu", "gpu"] | None = None
-    compute_units: Positive | None = None
-    max_work_group_size: Positive | None = None
-    wave_size: Positive | None = None
-    global_mem_cache_size: NotNegative | None = None
-    local_mem_bytes: NotNegative | None = None
-    unified_memory: bool | None = None
-
-
-@dataclass(frozen=True)
-class PublishedSoc:
-    """A SoC known only by published facts; `sources` maps keys such as `gpu.name` to their sources.
-
-    Nothing was measured on it, and nothing can run on it. Keys are those of a `Soc`.
-    A source of a whole side, such as `gpu`, applies to all its values without their own. `chips`
-    are names of the chip in device trees and Android's properties.
-    """
-
-    name: str
-    description: str
-    cpu: PublishedCpu
-    gpu: PublishedGpu
-    sources: Mapping[str, str]
-    source: str = PUBLISHED
-    chips: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The known facts as plain JSON values."""
-        facts = {"cpu": self.known("cpu"), "gpu": self.known("gpu")}
-        head = {"name": self.name, "description": self.description, "source": self.source}
-        chips = {"chips": list(self.chips)} if self.chips else {}
-        return {**head, **chips, **facts, "sources": dict(self.sources)}
-
-    def known(self, side: str) -> dict[str, Any]:
-        """The known facts of one side."""
-        content: dict[str, Any] = asdict(getattr(self, side))
-        if clusters := content.pop("clusters", ()):
-            known = [{k: value for k, value in cluster.items() if value} for cluster in clusters]
-            content = {"name": content.pop("name"), "clusters": known, **content}
-        return {key: value for key, value in content.items() if value is not None}
-
-    def to_yaml(self) -> str:
-        """The text of the SoC file."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100, allow_unicode=True)
-
-    @property
-    def missing(self) -> list[str]:
-        """Keys such as `gpu.driver` that a `Soc` requires and that are unpublished."""
-        return [
-            f"{side}.{member.name}"
-            for side, kind in (("cpu", CpuSide), ("gpu", GpuSide))
-            for member in fields(kind)
-            if member.default is MISSING and member.name not in self.known(side)
-        ]
-
-
-def published_from(content: Any, path: Path) -> PublishedSoc:
-    """A published SoC; raises `InvalidFileError` for a wrong key or a missing source."""
-    soc = yaml_file.convert(content, PublishedSoc, path)
-    for key in _keys(soc):
-        if not {key, key.split(".")[0]} & set(soc.sources):
-            reason = f"no source is named: add {key!r} to `sources`, or leave the value out."
-            raise InvalidFileError(path, reason, where=key)
-    for key in soc.sources:
-        if key not in ("cpu", "gpu", *_keys(soc)):
-            raise InvalidFileError(path, "a source of a value that is not there.", where=key)
-    return soc
-
-
-def _keys(soc: PublishedSoc) -> Iterator[str]:
-    yield from ("chips",) * bool(soc.chips)
-    yield from (f"{side}.{key}" for side in ("cpu", "gpu") for key in soc.known(side))
-
-
 FOLDER = HOME / "socs"
 #: File name suffix of the placement file beside a SoC file.
 LOCAL = ".local.yaml"
@@ -173,11 +76,11 @@ UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 FORMER = {
     "cpu": ("big_cores",),
     "gpu": ("zero_copy", "preferred_memory", "svm_atomics", "signal", "svm", "max_read_images"),
-    "": ("sensors",),
+    "": ("sensors", "fallbacks"),
 }
 #: Keys without influence on latencies: top-level keys, and keys of each side. The types of tensors
 #: (`element`, `arithmetic`) are a choice that variant names include.
-ABOUT = {"description", "power_w", "chip", "sources", "fallbacks", *FORMER[""]}
+ABOUT = {"description", "power_w", "chip", "sources", *FORMER[""]}
 ASIDE = {
     "cpu": {"clusters", "caches", *FORMER["cpu"]},
     "gpu": {"opencl_version", "half", "element", "arithmetic", *FORMER["gpu"]},
@@ -258,6 +161,85 @@ class GpuSide:
         return -(-channels // self.vector_width)
 
 
+def _optional(side: type[CpuSide | GpuSide]) -> Any:
+    """The dataclass of a side, with None by default for each fact."""
+    kinds = get_type_hints(side, include_extras=True)
+    members = [(key, kind | None, None) for key, kind in kinds.items()]
+    return make_dataclass(f"Published{side.__name__}", members, frozen=True)
+
+
+if TYPE_CHECKING:
+    PublishedCpu: TypeAlias = Any
+    PublishedGpu: TypeAlias = Any
+else:
+    PublishedCpu, PublishedGpu = _optional(CpuSide), _optional(GpuSide)
+
+
+@dataclass(frozen=True)
+class PublishedSoc:
+    """A SoC known only by published facts; `sources` maps keys such as `gpu.name` to their sources.
+
+    Nothing was measured on it, and nothing can run on it. Keys are those of a `Soc`.
+    A source of a whole side, such as `gpu`, applies to all its values without their own. `chips`
+    are names of the chip in device trees and Android's properties.
+    """
+
+    name: str
+    description: str
+    cpu: PublishedCpu
+    gpu: PublishedGpu
+    sources: Mapping[str, str]
+    source: str = PUBLISHED
+    chips: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The known facts as plain JSON values."""
+        facts = {"cpu": self.known("cpu"), "gpu": self.known("gpu")}
+        head = {"name": self.name, "description": self.description, "source": self.source}
+        chips = {"chips": list(self.chips)} if self.chips else {}
+        return {**head, **chips, **facts, "sources": dict(self.sources)}
+
+    def known(self, side: str) -> dict[str, Any]:
+        """The known facts of one side."""
+        content: dict[str, Any] = asdict(getattr(self, side))
+        if clusters := content.pop("clusters", ()):
+            known = [{k: value for k, value in cluster.items() if value} for cluster in clusters]
+            content = {"name": content.pop("name"), "clusters": known, **content}
+        return {key: value for key, value in content.items() if value is not None}
+
+    def to_yaml(self) -> str:
+        """The text of the SoC file."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100, allow_unicode=True)
+
+    @property
+    def missing(self) -> list[str]:
+        """Keys such as `gpu.driver` that a `Soc` requires and that are unpublished."""
+        return [
+            f"{side}.{member.name}"
+            for side, kind in (("cpu", CpuSide), ("gpu", GpuSide))
+            for member in fields(kind)
+            if member.default is MISSING and member.name not in self.known(side)
+        ]
+
+
+def published_from(content: Any, path: Path) -> PublishedSoc:
+    """A published SoC; raises `InvalidFileError` for a wrong key or a missing source."""
+    soc = yaml_file.convert(content, PublishedSoc, path)
+    for key in _keys(soc):
+        if not {key, key.split(".")[0]} & set(soc.sources):
+            reason = f"no source is named: add {key!r} to `sources`, or leave the value out."
+            raise InvalidFileError(path, reason, where=key)
+    for key in soc.sources:
+        if key not in ("cpu", "gpu", *_keys(soc)):
+            raise InvalidFileError(path, "a source of a value that is not there.", where=key)
+    return soc
+
+
+def _keys(soc: PublishedSoc) -> Iterator[str]:
+    yield from ("chips",) * bool(soc.chips)
+    yield from (f"{side}.{key}" for side in ("cpu", "gpu") for key in soc.known(side))
+
+
 AnySoc = TypeVar("AnySoc", bound="Soc")
 
 
@@ -293,8 +275,6 @@ class Soc:
     power_w: PowerW | None = None
     chip: Chip | None = None
     sources: dict[str, str] = field(default_factory=dict, hash=False)
-    #: Ops with a wrong kernel variant on this SoC; plans use the replacement instead.
-    fallbacks: tuple[OpFallback, ...] = ()
 
     @property
     def is_replayed(self) -> bool:
@@ -441,11 +421,4 @@ def _checked(soc: Soc, path: Path) -> Soc:
     if (soc.gpu.element, soc.gpu.arithmetic) not in PRECISIONS.values():
         reason = f"must be float32 with the element {soc.gpu.element}, got {soc.gpu.arithmetic}."
         raise InvalidFileError(path, reason, where="gpu.arithmetic")
-    for number, fallback in enumerate(soc.fallbacks):
-        if fallback.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
-            try:
-                parse(fallback.op)
-            except CodlError as error:
-                where = f"fallbacks[{number}].op"
-                raise InvalidFileError(path, str(error), where=where) from error
     return soc

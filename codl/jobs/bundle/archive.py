@@ -12,7 +12,6 @@ import json
 import mmap
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -110,26 +109,32 @@ class Archive:
         """The bytes of a text part; refuses a part above `files.MOST_BYTES`."""
         part = self.part(name)
         if len(part) > files.MOST_BYTES:
-            self.refuse(f"{name} is {len(part)} bytes, {files.MOST_BYTES} at most are read.", FIX)
+            self.refuse(f"{name} is {len(part)} bytes, {files.MOST_BYTES} at most are read.")
         return part
 
     @property
     def is_own(self) -> bool:
-        """Whether this user wrote the bundle on this machine, by its signature."""
-        return _is_own(self.manifest)
+        """Whether this user signed the manifest here, and so the checksums of all parts."""
+        with suppress(CodlError):
+            signature = self.manifest.get(SIGNATURE)
+            ours = _signature(self.manifest, state_folder() / KEY_NAME)
+            return isinstance(signature, str) and hmac.compare_digest(
+                signature.encode(), ours.encode()
+            )
+        return False
 
     def unchecked(self, name: str) -> memoryview:
         """The bytes of a part, in place, without its checksum; checks size and position."""
         wanted = self._sums.get(name)
         if wanted is None or name not in self._spans:
-            self.refuse(f"the part {name!r} is missing.", FIX)
+            self.refuse(f"the part {name!r} is missing.")
         header, size = self._spans[name]
         end = header + LOCAL_HEADER
         if not 0 <= end <= len(self._memory):
-            self.refuse("the file is damaged: its directory points outside.", FIX)
+            self.refuse("the file is damaged: its directory points outside.")
         begin = end + sum(struct.unpack("<HH", self._memory[end - 4 : end]))
         if size != wanted.bytes or begin + size > len(self._memory):
-            self.refuse(f"{name} is {size} bytes and should be {wanted.bytes}: damaged.", FIX)
+            self.refuse(f"{name} is {size} bytes and should be {wanted.bytes}: damaged.")
         return self._memory[begin : begin + size]
 
     def check(self, name: str) -> None:
@@ -138,8 +143,7 @@ class Archive:
         if actual != self._sums[name].sha256:
             self.refuse(
                 f"{name} is damaged: its SHA-256 is {actual[:16]}..., the manifest says "
-                f"{self._sums[name].sha256[:16]}....",
-                FIX,
+                f"{self._sums[name].sha256[:16]}...."
             )
 
     @contextmanager
@@ -155,7 +159,7 @@ class Archive:
             finally:
                 checked.result()
 
-    def refuse(self, problem: str, fix: str) -> NoReturn:
+    def refuse(self, problem: str, fix: str = FIX) -> NoReturn:
         raise InvalidFileError(self.path, problem, fix=fix)
 
     def _read(self) -> tuple[dict[str, tuple[int, int]], Any]:
@@ -164,9 +168,9 @@ class Archive:
             with self.path.open("rb") as file:
                 is_zip = file.read(4) == b"PK\x03\x04"
         except OSError as error:
-            self.refuse(f"cannot be read: {error.strerror}.", FIX)
+            self.refuse(f"cannot be read: {error.strerror}.")
         if not is_zip:
-            self.refuse("this is no bundle.", FIX)
+            self.refuse("this is no bundle.")
         try:
             with ZipFile(self.path) as archive:
                 entries = archive.infolist()
@@ -174,22 +178,14 @@ class Archive:
                     if entry.compress_type != ZIP_STORED:
                         self.refuse(
                             f"its part {entry.filename} is compressed, and a bundle's parts are "
-                            "stored as they are: it was zipped again.",
-                            FIX,
+                            "stored as they are: it was zipped again."
                         )
                 spans = {i.filename: (i.header_offset, i.file_size) for i in entries}
                 content = archive.read(MANIFEST) if MANIFEST in spans else None
-        except (
-            BadZipFile,
-            OSError,
-            EOFError,
-            ValueError,
-            NotImplementedError,
-            zlib.error,
-        ) as error:
-            self.refuse(f"the file is damaged or cut short ({error}).", FIX)
+        except (BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+            self.refuse(f"the file is damaged or cut short ({error}).")
         if content is None:
-            self.refuse(f"this zip archive is no bundle: it has no {MANIFEST}.", FIX)
+            self.refuse(f"this zip archive is no bundle: it has no {MANIFEST}.")
         return spans, content
 
     def _checked(self, content: bytes) -> dict[str, Any]:
@@ -198,9 +194,9 @@ class Archive:
             kind, version = manifest["format"], manifest["version"]
             sums = msgspec.convert(manifest["parts"], dict[str, _Sum])
         except (KeyError, TypeError, ValueError) as error:
-            self.refuse(f"{MANIFEST} cannot be read ({error!r}).", FIX)
+            self.refuse(f"{MANIFEST} cannot be read ({error!r}).")
         if kind != FORMAT:
-            self.refuse(f"{MANIFEST}, format: expected {FORMAT!r}, got {kind!r}.", FIX)
+            self.refuse(f"{MANIFEST}, format: expected {FORMAT!r}, got {kind!r}.")
         if version != VERSION:
             self.refuse(
                 f"it is of format version {version}, written by codl {manifest.get('codl')}; this "
@@ -236,15 +232,6 @@ def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
         )
         warnings.warn(text, CodlWarning, stacklevel=2)
     return dict(manifest)
-
-
-def _is_own(manifest: Mapping[str, Any]) -> bool:
-    """Whether this user signed the manifest here, and so the checksums of all parts."""
-    with suppress(CodlError):
-        signature = manifest.get(SIGNATURE)
-        ours = _signature(manifest, state_folder() / KEY_NAME)
-        return isinstance(signature, str) and hmac.compare_digest(signature.encode(), ours.encode())
-    return False
 
 
 def _make_key(path: Path) -> None:
@@ -291,25 +278,15 @@ class _Network(msgspec.Struct, frozen=True, kw_only=True):
 
 def network_to_json(network: Network) -> Any:
     """A network as JSON content: all but the weights, with the shapes of constants."""
-    return {
-        "name": network.name,
-        "inputs": {name: list(shape) for name, shape in network.inputs.items()},
-        "outputs": {
-            name: {"tensor": tensor, "shape": list(shape)}
-            for name, (tensor, shape) in network.outputs.items()
-        },
-        "constants": {name: list(value.shape) for name, value in network.constants.items()},
-        "types": dict(network.types),
-        "layers": [
-            {
-                "name": layer.name,
-                "op": to_text(layer.op),
-                "inputs": list(layer.inputs),
-                "output": layer.output,
-            }
-            for layer in network.layers
-        ],
-    }
+    content = _Network(
+        name=network.name,
+        inputs=dict(network.inputs),
+        outputs={name: _Output(*output) for name, output in network.outputs.items()},
+        constants={name: value.shape for name, value in network.constants.items()},
+        types=network.types,
+        layers=tuple(_Layer(x.name, to_text(x.op), x.inputs, x.output) for x in network.layers),
+    )
+    return msgspec.to_builtins(content)
 
 
 def network_from_json(content: Any, path: Path) -> Network:

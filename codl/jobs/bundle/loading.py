@@ -26,7 +26,6 @@ from codl.ir.records.results import Checked
 from codl.jobs.bundle.archive import (
     CONSTANTS,
     EXECUTABLE,
-    FIX,
     REFERENCE,
     Archive,
     network_from_json,
@@ -175,7 +174,7 @@ def _executable(archive: Archive, constants: memoryview) -> Executable:
     except MismatchError:
         raise
     except CodlError as error:
-        archive.refuse(f"{EXECUTABLE}: {error}", FIX)
+        archive.refuse(f"{EXECUTABLE}: {error}")
 
 
 def _check_ports(executable: Executable, network: Network, archive: Archive) -> None:
@@ -183,7 +182,7 @@ def _check_ports(executable: Executable, network: Network, archive: Archive) -> 
     said = {name: shape.elements for name, shape in network.inputs.items()}
     actual = {name: prod(port.shape) for name, port in executable.inputs.items()}
     if said != actual or set(network.outputs) != set(executable.outputs):
-        archive.refuse("network.json and executable.json are of different networks.", FIX)
+        archive.refuse("network.json and executable.json are of different networks.")
 
 
 def _binaries(archive: Archive) -> tuple[Binary, ...]:
@@ -265,7 +264,7 @@ def _readable(archive: Archive) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        archive.refuse(f"its content cannot be read ({error!r}).", FIX)
+        archive.refuse(f"its content cannot be read ({error!r}).")
 
 
 def _warn(text: str) -> None:

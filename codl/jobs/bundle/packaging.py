@@ -39,7 +39,7 @@ from codl.measure.closeness import OF_WINOGRAD, max_rel_err
 from codl.measure.inputs import random_inputs
 from codl.runtime.loaded import Binary
 from codl.targets.base import ColdStart, Target
-from codl.targets.wire import Arrays
+from codl.targets.requests import Arrays
 from codl.validate.first_check import checked_engine
 from codl.validate.validation import usual_cosine
 

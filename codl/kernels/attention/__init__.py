@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,15 @@ from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import OrtPlan, ints, node, number, of_onnx
 from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, Grid, launch, of_every_storage
 from codl.kernels.matmul import fitting_rows, usual_rows
-from codl.kernels.tiling import ChoiceColumns, beyond, ceil_div, gpu_cache_bytes, holds, round_up
+from codl.kernels.tiling import (
+    ChoiceColumns,
+    beyond,
+    ceil_div,
+    gpu_cache_bytes,
+    holds,
+    round_up,
+    unique,
+)
 
 #: The most bytes of local memory of a work-group, so that several fit on a compute unit.
 LOCAL_BYTES = 48 * 1024
@@ -71,8 +79,7 @@ class GpuTiled(ColumnKernel):
     op_columns = AttentionColumns
 
     def refuse(self, op: Attention, soc: Soc) -> str | None:
-        ops = AttentionColumns.of([op])
-        if any(_fits(ops, cut, soc)[0] for cut in CUTS):
+        if self.choices(op, soc):
             return None
         features = op.shapes[0][3], op.shapes[2][3]
         return (
@@ -80,20 +87,12 @@ class GpuTiled(ColumnKernel):
             f"its work-items a work-group, got {features} features"
         )
 
-    def alternatives(self, op: Attention, soc: Soc, first: Choice) -> Iterable[Choice]:
-        ops = AttentionColumns.of([op])
-        return [cut for cut in CUTS if _fits(ops, cut, soc)[0]]
-
-    def default_columns(self, ops: AttentionColumns, soc: Soc) -> ChoiceColumns:
-        """The first cut that fits with enough tiles, or else the one with the smallest tile."""
-        wanted = GROUPS_OF_UNIT * soc.gpu.compute_units
-        fits = [_fits(ops, cut, soc) for cut in CUTS]
-        enough = [_groups(ops, float(cut["tile"])) >= wanted for cut in CUTS]
-        tiles = [np.where(fit, cut["tile"], np.inf) for fit, cut in zip(fits, CUTS, strict=True)]
-        small = [tile == np.min(tiles, axis=0) for tile in tiles]
-        some = np.any(np.logical_and(fits, enough), axis=0)
-        at = np.argmax(np.where(some, np.logical_and(fits, enough), small), axis=0)
-        return {name: np.array([float(cut[name]) for cut in CUTS])[at] for name in CUTS[0]}
+    def ranked(self, ops: AttentionColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
+        """The cuts that give enough tiles in order, and then those with the smallest tiles."""
+        cuts = {name: np.array([[float(cut[name])] for cut in CUTS]) for name in CUTS[0]}
+        few = _groups(ops, cuts["tile"]) < GROUPS_OF_UNIT * soc.gpu.compute_units
+        order = np.arange(len(CUTS))[:, None] + 100 * cuts["tile"] * few
+        return cuts, np.where(_fits(ops, cuts, soc), order, np.inf)
 
     def counts(self, ops: AttentionColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         tile, rows, keys = (choice[name] for name in ("tile", "rows", "keys"))
@@ -146,7 +145,7 @@ class GpuTiled(ColumnKernel):
         return self.assemble(op, soc, attend, macros={**macros(op), **cut, **sizes})
 
 
-def _fits(ops: AttentionColumns, cut: Choice, soc: Soc) -> NDArray[np.bool_]:
+def _fits(ops: AttentionColumns, cut: ChoiceColumns, soc: Soc) -> NDArray[np.bool_]:
     """True where a cut fits the work-group size, the registers and the local memory."""
     of_query, of_value = (round_up(n, 4) + 4 for n in (ops.features, ops.value_features))
     tile, rows, keys = cut["tile"], cut["rows"], cut["keys"]
@@ -155,7 +154,8 @@ def _fits(ops: AttentionColumns, cut: Choice, soc: Soc) -> NDArray[np.bool_]:
     # Scores, sums and a query of each row, and one value.
     numbers = rows * (keys // SHARING + 4 * ceil_div(ops.value_features, 4 * SHARING) + 4) + 4
     has_room &= holds(soc.gpu, numbers)
-    return has_room & (SHARING * tile // rows <= soc.gpu.max_work_group_size)
+    has_room &= SHARING * tile // rows <= soc.gpu.max_work_group_size
+    return has_room
 
 
 def _groups(ops: AttentionColumns, tile: Column | float) -> Column:
@@ -190,11 +190,12 @@ class GpuDirect(ColumnKernel):
         features = op.shapes[0][3], op.shapes[2][3]
         return f"a few keys and values must fit {_room(soc)} floats, got {features} features"
 
-    def alternatives(self, op: Attention, soc: Soc, first: Choice) -> Iterable[Choice]:
+    def choices(self, op: Attention, soc: Soc) -> tuple[Choice, ...]:
         most, rows = _most_keys(AttentionColumns.of([op]), soc)[0], fitting_rows(soc.gpu)[:2]
-        yield from ({**first, "keys": keys} for keys in BLOCKS if _panel(soc) <= keys <= most)
-        if op.queries > rows[0]:
-            yield from ({**first, "rows": of_tile} for of_tile in rows)
+        first = self._chosen(op, soc, None)
+        blocks = ({**first, "keys": keys} for keys in BLOCKS if _panel(soc) <= keys <= most)
+        tiles = ({**first, "rows": of_tile} for of_tile in rows if op.queries > rows[0])
+        return unique([first, *blocks, *tiles])
 
     def default_columns(self, ops: AttentionColumns, soc: Soc) -> ChoiceColumns:
         """The default block, or as many whole panels as fit."""

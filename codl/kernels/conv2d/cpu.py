@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
@@ -350,39 +351,16 @@ LEVELS = (8, 16, 32, 64, 128, 256, 512)
 #: Larger sizes have the tile of this size.
 LARGEST = 213
 
-#: Ranges of sizes with F(2x2), by level of input channels and of output channels.
-_F2 = """
-8: 8=0-213 16=3-6,9-14,47-212 32=3-6,15-16 64=3-4,7-14,47-48
-16: 8=3-8,11-12 16=3-10 32=3-4,9-10 64=3-4,7-8,11-12,15-18 128=3-6,9-18 256=3-12 512=11-12
-32: 8=3-10 16=7-8 32=7-8 64=3-8 128=3-4,7-16 256=3-6,11-12 512=3-6,11-12
-64: 8=3-12 16=3-12 32=3-12 64=3-12 128=3-8,19-22 256=7-8 512=3-8,11-12,15-20
-128: 8=3-6 16=3-6 32=3-10 64=3-8 128=3-10 256=3-8,11-12 512=3-14
-256: 8=3-6 16=3-8 32=3-8 64=3-4 128=3-12 256=3-14 512=3-14
-512: 8=3-6 16=3-8 32=3-8 64=3-8,11-12 128=3-14 256=3-14 512=3-14
-"""
-#: Ranges of sizes with F(6x6), unless F(2x2) applies.
-_F6 = """
-8: 16=31-32,39-44,47-212 32=7-14,17-20,23-26,31-38,43-162
-16: 8=19-20,33-38,43-44,47-128,155-210 16=11-14,27-38,43-44,47-74,81-110,117-170,177-182
-    32=11-14,19-20,23-44,47-92,95-188
-32: 8=11-14,19-20,31-38,43-44,55-162 16=13-14,19-20,23-38,43-44,47-140
-    32=11-14,19-20,23-44,47-56,63-130
-"""
-
 
 def _all_tiles() -> NDArray[np.float64]:
-    """The tile, indexed by level of input channels, level of output channels, and size."""
-    levels = len(LEVELS) + 1
-    tiles = np.full((levels, levels, LARGEST + 1), 4.0)
-    for tile, table in ((6.0, _F6), (2.0, _F2)):
-        row = 0
-        for word in table.split():
-            if word.endswith(":"):
-                row = LEVELS.index(int(word[:-1])) + 1
-                continue
-            oc, ranges = word.split("=")
-            for first, last in (map(int, sizes.split("-")) for sizes in ranges.split(",")):
-                tiles[row, LEVELS.index(int(oc)) + 1, first : last + 1] = tile
+    """The tile, indexed by level of input channels, level of output channels, and size.
+
+    It is F(4x4) except for the sizes in `winograd_tiles.csv`, of which a later row counts.
+    """
+    tiles = np.full((len(LEVELS) + 1, len(LEVELS) + 1, LARGEST + 1), 4.0)
+    table = resources.files(__package__).joinpath("winograd_tiles.csv").read_text()
+    for tile, ic, oc, first, last in np.loadtxt(table.splitlines()[1:], int, delimiter=","):
+        tiles[LEVELS.index(ic) + 1, LEVELS.index(oc) + 1, first : last + 1] = tile
     tiles.flags.writeable = False
     return tiles
 

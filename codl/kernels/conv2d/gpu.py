@@ -15,7 +15,7 @@ from codl.ir.types import Storage
 from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
-from codl.kernels.tiling import ChoiceColumns, group_items, least, pack_bias, round_up, unique
+from codl.kernels.tiling import ChoiceColumns, group_items, pack_bias, round_up, unique
 
 #: Numbers of work-items that may share a tile's sums, and the least input blocks for each.
 TEAMS = (1, 2, 4, 8)
@@ -25,19 +25,12 @@ WIDE = 4
 
 
 class GpuConv(ColumnKernel):
-    """Base of the convolution kernels; `ranked` has a kernel's choices in order of preference."""
+    """Base of the convolution kernels, which may share sums among teams."""
 
     op_kind = "conv2d"
     adds_on = ANY_DEVICE
     op_columns = ConvColumns
     storages: ClassVar[tuple[Storage, ...]] = BLOCKS
-
-    def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
-        """Choices by name, and their rank; the lowest rank is the default, infinity is invalid.
-
-        All have a shape that broadcasts to (choices, ops).
-        """
-        return {}, np.zeros((1, len(ops)))
 
     def cut(self, ops: ConvColumns, soc: Soc, choice: Any) -> Any:
         """The tiles of a choice; `grid` is that of the kernel with most of the work."""
@@ -49,8 +42,8 @@ class GpuConv(ColumnKernel):
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """The ranked choices, and the first with other teams."""
-        ops = ConvColumns.of([op])
-        usual, blocks = tiling.in_order(*self.ranked(ops, soc)), self.team_blocks(ops)
+        usual, ops = super().choices(op, soc), ConvColumns.of([op])
+        blocks = self.team_blocks(ops)
         if soc.gpu.is_cpu or blocks is None or not usual:
             return usual
         others = [{**usual[0], "teams": n} for n in TEAMS if n <= most_teams(blocks, soc)[0]]
@@ -59,7 +52,7 @@ class GpuConv(ColumnKernel):
         return unique([*likely, *others])
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        return self.with_teams(ops, soc, least(*self.ranked(ops, soc)))
+        return self.with_teams(ops, soc, super().default_columns(ops, soc))
 
     def with_teams(self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> ChoiceColumns:
         """A choice for a GPU with the fewest teams that give each unit enough work-items."""

@@ -19,7 +19,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels import tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
-from codl.kernels.kernel import Grid, launch, window_args
+from codl.kernels.kernel import Grid, window_args
 from codl.kernels.tiling import FIRST_LEVEL, ChoiceColumns, beyond, by_level, is_card, least, unique
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
@@ -168,7 +168,6 @@ class GpuDirect(GpuConv):
         if flat:
             slid = replace(op, inputs=(op.input._replace(h=1, w=out_pixels),))
         sizes = {
-            "strip": t.grid.strip,
             "in_channels": whole.input.c // whole.groups,
             "in_blocks": t.in_blocks,
             "all_blocks": out_blocks,
@@ -184,7 +183,7 @@ class GpuDirect(GpuConv):
         return self.convolved(
             op,
             soc,
-            launch("conv2d_direct", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_direct", *WEIGHTED, **sizes),
             macros={
                 "PIXELS": pixels,
                 "OUTS": outs,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib import resources
 from math import prod
 from typing import Any
 
@@ -36,31 +38,11 @@ from codl.kernels.tiling import (
 #: Cuts to try, without splits: register tile of a work-item in pixels x channels, work-items of a
 #: team per direction, depth of a step, and teams. Of 180 tried on an H200, these are within 1 % of
 #: the best for the convolutions of VGG-16, ResNet-50 and MobileNetV2. Feature maps are 7 x 2^n
-#: wide, and so are most tiles.
-SHAPES = tuple(
-    {"tm": tm, "items_m": items_m, "tn": tn, "items_n": items_n, "depth": depth, "teams": teams}
-    for tm, items_m, tn, items_n, depth, teams in (
-        (4, 4, 4, 8, 2, 4),
-        (4, 4, 4, 8, 4, 4),
-        (4, 4, 4, 16, 4, 1),
-        (4, 4, 4, 16, 4, 2),
-        (7, 16, 4, 4, 2, 1),
-        (7, 8, 4, 8, 2, 1),
-        (7, 4, 4, 8, 4, 2),
-        (7, 4, 4, 8, 2, 8),
-        (7, 4, 8, 8, 2, 4),
-        (7, 4, 8, 16, 2, 1),
-        (7, 4, 8, 16, 2, 4),
-        (7, 8, 8, 16, 4, 1),
-        (8, 8, 8, 8, 2, 1),
-        (8, 8, 8, 16, 2, 1),
-        (14, 4, 8, 16, 2, 2),
-        (14, 8, 8, 16, 4, 1),
-        # For GPUs whose work-items have few registers.
-        (3, 8, 4, 8, 2, 1),
-        (4, 8, 4, 8, 2, 1),
-    )
+#: wide, and so are most tiles. The last two are for GPUs whose work-items have few registers.
+_NAMES, *_ROWS = csv.reader(
+    resources.files(__package__).joinpath("gemm_cuts.csv").read_text().split()
 )
+SHAPES = tuple(dict(zip(_NAMES, map(int, row), strict=True)) for row in _ROWS)
 #: The cut for GPUs whose registers hold none of the others.
 SMALLEST = {"tm": 2, "items_m": 8, "tn": 4, "items_n": 8, "depth": 2, "teams": 1}
 SPLITS = (1, 2, 4, 8, 16)

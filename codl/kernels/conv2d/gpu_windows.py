@@ -14,7 +14,7 @@ from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
 from codl.ir.types import ImageSize
 from codl.kernels import kernel, tiling
-from codl.kernels.base import ENDS, WEIGHTED, Choice, ConstantArg, KernelPlan, ScratchArg
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, ScratchArg
 from codl.kernels.conv2d import gpu, gpu_winograd
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
 from codl.kernels.conv2d.gpu_winograd import input_args, refuse_window, tile_counts
@@ -25,6 +25,7 @@ from codl.kernels.tiling import (
     fits,
     group_items,
     holds,
+    in_blocks,
     pack_filter,
     round_up,
     waves,
@@ -55,10 +56,8 @@ def refuse_mixing(op: Conv2d) -> str | None:
 
 def pack_windows(weight: Array, width: int) -> Array:
     """(channels, 1, kh, kw) -> (block of `width` channels; kh, kw; channel)."""
-    channels, window = weight.shape[0], weight.shape[2] * weight.shape[3]
-    padded = np.zeros((round_up(channels, width), window), np.float32)
-    padded[:channels] = weight.reshape(channels, window)
-    return np.ascontiguousarray(padded.reshape(-1, width, window).swapaxes(1, 2))
+    blocks = in_blocks(weight.reshape(len(weight), -1), width)
+    return np.ascontiguousarray(blocks.swapaxes(1, 2))
 
 
 def row_tile(width: Column, soc: Soc) -> Column:
@@ -130,11 +129,10 @@ class GpuDepthwise(GpuConv):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), self.width(soc)
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_depthwise", *WEIGHTED, tiles=t.tiles, **window_args(op)),
             macros=window_macros(op, choice["pixels"]),
             pack=lambda weight: pack_windows(weight, width).reshape(-1),
         )
@@ -236,11 +234,11 @@ class GpuNarrow(GpuConv):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = self.cut(*self.alone(op, soc, choice)), soc.gpu.vector_width
         in_blocks = soc.gpu.blocks(op.input.c)
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "in_blocks": in_blocks}
+        sizes = {"tiles": t.tiles, "in_blocks": in_blocks, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_narrow", t.grid.sizes, *WEIGHTED, **sizes, **window_args(op)),
+            t.grid.launch("conv2d_narrow", *WEIGHTED, **sizes),
             macros={"PIXELS": choice["pixels"], "OUTS": op.out_channels, "STRIDE_W": op.stride.w},
             pack=lambda weight: _pack(weight, width),
         )
@@ -248,11 +246,7 @@ class GpuNarrow(GpuConv):
 
 def _pack(weight: Array, width: int) -> Array:
     """(oc, ic, kh, kw) -> [ic block][kh][kw][oc][lane of ic], flat."""
-    outs, channels, height, columns = weight.shape
-    packed = np.zeros((round_up(channels, width), outs, height, columns), np.float32)
-    packed[:channels] = weight.swapaxes(0, 1)
-    packed = packed.reshape(-1, width, outs, height, columns).transpose(0, 3, 4, 2, 1)
-    return np.ascontiguousarray(packed).reshape(-1)
+    return np.ravel(np.transpose(in_blocks(weight, width, axis=1), (1, 3, 4, 0, 2)))
 
 
 # Images: texture units load four channels, and pad with zeros.
@@ -282,12 +276,7 @@ class OverImages(GpuConv):
 
     def refuse_filter(self, op: Conv2d, soc: Soc) -> str | None:
         width, height = (int(size[0]) for size in self.filter_size(ConvColumns.of([op])))
-        if fits(soc, width, height):
-            return None
-        return (
-            f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} texels, "
-            f"got {width}x{height} for the filter"
-        )
+        return tiling.size_refusal(soc, width, height, "the filter")
 
     def ranked(self, ops: ConvColumns, soc: Soc) -> tuple[ChoiceColumns, Column]:
         sizes = self.pixels if soc.gpu.is_cpu else (*self.pixels, *self.fewer_pixels)
@@ -342,7 +331,6 @@ class GpuImage(OverImages):
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))
         sizes = {
-            "strip": t.grid.strip,
             "tiles": t.tiles,
             "tiles_w": t.in_row,
             "in_blocks": -(-(op.input.c // op.groups) // TEXEL),
@@ -352,7 +340,7 @@ class GpuImage(OverImages):
         return self.convolved(
             op,
             soc,
-            launch("conv2d_image", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_image", *WEIGHTED, **sizes),
             macros={
                 **team_macros(t.grid),
                 "PIXELS": choice["pixels"],
@@ -398,11 +386,11 @@ class GpuImageDepthwise(OverImages):
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))
-        sizes = {"strip": t.grid.strip, "tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
+        sizes = {"tiles": t.tiles, "tiles_w": t.in_row, **window_args(op)}
         return self.convolved(
             op,
             soc,
-            launch("conv2d_image_depthwise", t.grid.sizes, *WEIGHTED, **sizes),
+            t.grid.launch("conv2d_image_depthwise", *WEIGHTED, **sizes),
             macros={"PIXELS": choice["pixels"]},
             pack=lambda weight: pack_windows(weight, TEXEL),
             images={"weight"},
@@ -514,8 +502,11 @@ class GpuImageWinograd(GpuConv):
         tiles, in_blocks, out_blocks, points_w, points_h, sums_w, sums_h = (
             int(column[0]) for column in (t.tiles, t.in_blocks, t.out_blocks, *t.points, *t.sums)
         )
-        (source, target), bias = ENDS, ConstantArg("bias")
+        source, target, weight, bias = WEIGHTED
         points, sums = ScratchArg("points"), ScratchArg("sums")
+        over_inputs, over_outputs = (
+            Grid.of(tiles, blocks, 1, soc).sizes for blocks in (in_blocks, out_blocks)
+        )
         counts = {"tiles": tiles, "tiles_w": t.tiles_w}
         into = {**counts, "blocks": in_blocks, **input_args(op)}
         product = {"tiles": tiles, "in_blocks": in_blocks, "out_blocks": out_blocks}
@@ -523,25 +514,9 @@ class GpuImageWinograd(GpuConv):
         return self.convolved(
             op,
             soc,
-            launch(
-                "winograd_image_input",
-                Grid.of(tiles, in_blocks, 1, soc).sizes,
-                source,
-                points,
-                **into,
-            ),
-            launch(
-                "winograd_image_product",
-                t.grid.sizes,
-                *(points, sums, ConstantArg("weight")),
-                **product,
-            ),
-            launch(
-                "winograd_image_output",
-                Grid.of(tiles, out_blocks, 1, soc).sizes,
-                *(sums, target, bias),
-                **out_of,
-            ),
+            launch("winograd_image_input", over_inputs, source, points, **into),
+            launch("winograd_image_product", t.grid.sizes, points, sums, weight, **product),
+            launch("winograd_image_output", over_outputs, sums, target, bias, **out_of),
             macros={**team_macros(t.grid), "TILE": choice["tile"], "SIDE": choice["tile"] + 2},
             pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
             scratch={

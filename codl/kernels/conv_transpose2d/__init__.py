@@ -12,8 +12,8 @@ from codl.ir.records.soc import Soc
 from codl.kernels import cpu
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NamedArrays, NcnnLayer, OrtPlan, ints, node, of_onnx, window_layer
-from codl.kernels.kernel import BLOCKS, Grid, Kernel, launch, of_every_storage
-from codl.kernels.tiling import ceil_div, holds, pack_bias, round_up, waves
+from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
+from codl.kernels.tiling import ceil_div, holds, in_blocks, pack_bias, round_up, waves
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
 CACHE_SHARE = 0.5
@@ -76,11 +76,9 @@ class GpuDirect(Kernel):
 
     def build(self, op: ConvTranspose2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = _Tiling.of(op, soc, choice), soc.gpu.vector_width
-        transposed = launch(
+        transposed = t.grid.launch(
             "conv_transpose2d_direct",
-            t.grid.sizes,
             *WEIGHTED,
-            strip=t.grid.strip,
             tiles=t.tiles,
             row_tiles=t.row_tiles,
             in_blocks=soc.gpu.blocks(op.input.c),
@@ -91,14 +89,11 @@ class GpuDirect(Kernel):
             reach=t.reach,
             per_out=op.out_channels // op.groups,
             per_in=op.input.c // op.groups,
-            kernel_h=op.kernel.h,
-            kernel_w=op.kernel.w,
-            stride_h=op.stride.h,
-            stride_w=op.stride.w,
-            crop_h=op.crop.h,
-            crop_w=op.crop.w,
-            dilation_h=op.dilation.h,
-            dilation_w=op.dilation.w,
+            **{
+                f"{name}_{axis}": getattr(getattr(op, name), axis)
+                for name in ("kernel", "stride", "crop", "dilation")
+                for axis in "hw"
+            },
         )
         return self.assemble(
             op,
@@ -134,10 +129,7 @@ def _pack(op: ConvTranspose2d, weight: Array, width: int) -> Array:
     """Pack weights in the kernel's order, with zeros between channels of different groups."""
     blocks, reach = ceil_div(op.out_channels, width), _reach(op, width)
     if op.is_depthwise:
-        padded = np.zeros((blocks * width, *op.kernel), np.float32)
-        padded[: op.out_channels] = weight[:, 0]
-        lanes = padded.reshape(blocks, width, *op.kernel)
-        return np.ravel(np.transpose(lanes, (0, 2, 3, 1)))
+        return np.ravel(np.transpose(in_blocks(weight[:, 0], width), (0, 2, 3, 1)))
     per_out, per_in = op.out_channels // op.groups, op.input.c // op.groups
     packed = np.zeros((blocks, reach * width, *op.kernel, width), np.float32)
     for block in range(blocks):

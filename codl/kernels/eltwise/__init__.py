@@ -12,7 +12,7 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Element, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.cpu import CpuKernel, NamedArrays, NcnnLayer, OrtPlan, node, number, of_onnx
-from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, Kernel, launch, of_every_storage
+from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, Kernel, of_every_storage
 from codl.kernels.tiling import ceil_div, float_literal
 
 #: The most pixels of a work-item on a CPU: about 5 us. Half as many with emulated images.
@@ -72,11 +72,9 @@ class GpuDirect(ColumnKernel):
         grid = self._grid(pixels, ceil_div(output.c, self.width(soc)), soc)
         ends = _ends(op)
         steps = {**self._steps(op, 0, 0), **self._steps(op, 1 % count, 1)}
-        computed = launch(
+        computed = grid.launch(
             "eltwise_image" if self.in_images else "eltwise_direct",
-            grid.sizes,
             *ends,
-            strip=grid.strip,
             channels=output.c,
             pixels=pixels,
             width=output.w,
@@ -130,14 +128,8 @@ class GpuPlanar(Kernel):
         numbers = {f"size_{axis}": sizes[axis] for axis in (1, 2, 3)}
         for operand, of_axes in enumerate((steps[0], steps[-1])):
             numbers |= {f"step_{operand}_{axis}": step for axis, step in enumerate(of_axes)}
-        computed = launch(
-            "eltwise_planar",
-            grid.sizes,
-            *_ends(op),
-            strip=grid.strip,
-            elements=op.output.elements,
-            **numbers,
-        )
+        elements = op.output.elements
+        computed = grid.launch("eltwise_planar", *_ends(op), elements=elements, **numbers)
         macros: dict[str, Any] = _mode(op)
         macros |= {f"STRETCHED_{i}": x != op.output for i, x in enumerate(op.inputs)}
         return self.assemble(op, soc, computed, macros=macros)

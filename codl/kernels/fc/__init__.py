@@ -5,7 +5,6 @@ In buffers, several images of a batch share each read: as many as have their sum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -95,15 +94,12 @@ class GpuDirect(kernel.ColumnKernel):
     batches = True
     op_columns = FcColumns
 
-    def alternatives(self, op: FullyConnected, soc: Soc, first: Choice) -> Iterable[Choice]:
-        blocks = soc.gpu.blocks(op.out_channels)
-        fitting = (o for o in _streams(soc) if o * soc.gpu.compute_units <= blocks)
-        return [{"outs": outs} for outs in (*fitting, 1)]
-
-    def default_columns(self, ops: FcColumns, soc: Soc) -> tiling.ChoiceColumns:
-        streams, blocks = _streams(soc), ceil_div(ops.oc, soc.gpu.vector_width)
-        fitting = [o * soc.gpu.compute_units <= blocks for o in streams]
-        return {"outs": np.select(fitting, streams, 1) if streams else 1}
+    def ranked(self, ops: FcColumns, soc: Soc) -> tuple[tiling.ChoiceColumns, Column]:
+        streams = STREAMS[soc.gpu.vector_width] if soc.gpu.is_cpu else ()
+        outs = np.array([*streams, 1], np.float64)[:, None]
+        blocks = ceil_div(ops.oc, soc.gpu.vector_width)
+        enough = (outs * soc.gpu.compute_units <= blocks) | (outs == 1)
+        return {"outs": outs}, np.where(enough, np.arange(len(outs))[:, None], np.inf)
 
     def counts(self, ops: FcColumns, soc: Soc, choice: Any) -> dict[str, Column]:
         width = soc.gpu.vector_width
@@ -186,10 +182,6 @@ class GpuImage(Kernel):
 
         macros = {"TOGETHER": together, "SLICES": slices}
         return self.assemble(op, soc, product, macros=macros, pack=pack)
-
-
-def _streams(soc: Soc) -> tuple[int, ...]:
-    return STREAMS[soc.gpu.vector_width] if soc.gpu.is_cpu else ()
 
 
 def _most_images(most: int, soc: Soc, *, per_image: int) -> int:

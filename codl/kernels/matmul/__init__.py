@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -292,13 +292,13 @@ class GpuDirect(ColumnKernel):
     def refuse(self, op: Any, soc: Soc) -> str | None:
         return refuse_axes(op)
 
-    def alternatives(self, op: Any, soc: Soc, first: Choice) -> Iterable[Choice]:
-        fitting = fitting_rows(soc.gpu)
-        if Problem.of(op).m > fitting[0]:
-            yield from ({**first, "rows": rows} for rows in fitting[:2])
-            wider = tiling.most_pixels(WIDE, soc.gpu) if soc.gpu.vector_registers else 0
-            if wider > NARROW_ROWS:
-                yield {**first, "rows": wider, "columns": WIDE}
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        first, fitting = self._chosen(op, soc, None), fitting_rows(soc.gpu)
+        if Problem.of(op).m <= fitting[0]:
+            return (first,)
+        wider = tiling.most_pixels(WIDE, soc.gpu) if soc.gpu.vector_registers else 0
+        wide = [{**first, "rows": wider, "columns": WIDE}] if wider > NARROW_ROWS else []
+        return tiling.unique([first, *({**first, "rows": rows} for rows in fitting[:2]), *wide])
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         rows = usual_rows(ops.m, soc.gpu)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from codl.kernels.kernel import (
     ColumnKernel,
     Grid,
     Kernel,
+    RowTiles,
     launch,
     of_every_storage,
     span,
@@ -39,25 +39,15 @@ LONGEST_STRIP = 4096
 LONGEST_ROW = 16
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """The tiles of poolings; `pixels` is 0 where a window is too wide to unroll."""
+def _cut(ops: PoolColumns, soc: Soc, choice: Mapping[str, Column]) -> tuple[RowTiles, Column]:
+    """The tiles of poolings, and the vectors that a tile reads: one per column and row.
 
-    pixels: Column
-    tiles: Column
-    steps: Column
-    blocks: Column
-    grid: Grid
-
-    @classmethod
-    def of(cls, ops: PoolColumns, soc: Soc, choice: Mapping[str, Column]) -> _Tiling:
-        pixels = choice["pixels"]
-        blocks = ceil_div(ops.ic, soc.gpu.vector_width)
-        # Vectors that a tile reads, one per column and row of its window.
-        steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
-        tiles = ops.oh * ceil_div(ops.ow, np.maximum(1, pixels))
-        most = np.maximum(1, np.floor(choice["strip"] / steps))
-        return cls(pixels, tiles, steps, blocks, Grid.of(tiles, blocks, most, soc))
+    The choice of `pixels` is 0 where a window is too wide to unroll.
+    """
+    pixels, blocks = choice["pixels"], ceil_div(ops.ic, soc.gpu.vector_width)
+    steps = ops.kh * np.where(pixels > 0, span(ops, pixels), ops.kw)
+    most = np.maximum(1, np.floor(choice["strip"] / steps))
+    return RowTiles.of(ops, soc, np.maximum(1, pixels), blocks, most), steps
 
 
 def _mode(op: Pool2d) -> dict[str, bool]:
@@ -82,58 +72,49 @@ class GpuDirect(ColumnKernel):
     def refuse_halves(self, op: Pool2d) -> str | None:
         return _refuse_sums(op)
 
-    def alternatives(self, op: Pool2d, soc: Soc, first: Choice) -> Iterable[Choice]:
-        """Choices of pixels of a row (0: single windows), and of vectors of a strip."""
-        most = MOST_COLUMNS[soc.gpu.vector_width]
-        within = range(1, LONGEST_ROW + 1)
-        spans = {p: (p - 1) * op.stride.w + op.extent.w for p in within}
-        fitting = [p for p in within if spans[p] <= most and holds(soc.gpu, COLUMN * spans[p])]
-        if not soc.gpu.is_cpu:
-            return [{"pixels": p, "strip": 1} for p in (4, 2, 1) if p in fitting]
-        fitting.sort(key=lambda p: (round_up(op.output.w, p), -p))  # least waste, then largest
-        strips = (LONGEST_STRIP, LONGEST_STRIP // 4)
-        return [{"pixels": p, "strip": s} for p in (*fitting[:4], 0) for s in strips]
+    def ranked(self, ops: PoolColumns, soc: Soc) -> tuple[tiling.ChoiceColumns, Column]:
+        """Choices of pixels of a row (0: single windows), and of vectors of a strip.
 
-    def default_columns(self, ops: PoolColumns, soc: Soc) -> tiling.ChoiceColumns:
-        most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
-        if not soc.gpu.is_cpu:
-            for size in (1, 2, 4):
-                columns = span(ops, size)
-                fits = (columns <= most) & holds(soc.gpu, COLUMN * columns)
-                pixels = np.where(fits, float(size), pixels)
-            return {"pixels": pixels, "strip": 1}
-        least = np.full_like(ops.ow, np.inf)
-        for size in range(1, LONGEST_ROW + 1):
-            computed = round_up(ops.ow, size)
-            better = (span(ops, size) <= most) & (computed <= least)
-            pixels = np.where(better, float(size), pixels)
-            least = np.where(better, computed, least)
-        return {"pixels": pixels, "strip": LONGEST_STRIP}
+        A CPU tries the four sizes with the least waste, the largest of equals first.
+        """
+        sizes = range(LONGEST_ROW, 0, -1) if soc.gpu.is_cpu else (4, 2, 1)
+        pixels = np.array(sizes, np.float64)[:, None]
+        columns = span(ops, pixels)
+        fits = (columns <= MOST_COLUMNS[soc.gpu.vector_width]) & holds(soc.gpu, COLUMN * columns)
+        waste = np.where(fits, round_up(ops.ow, pixels) if soc.gpu.is_cpu else 1.0, np.inf)
+        rank = np.argsort(np.argsort(waste, axis=0, kind="stable"), axis=0)
+        some = fits & (rank < 4)
+        single = np.where(some.any(axis=0) & (not soc.gpu.is_cpu), np.inf, 4.0)
+        order = np.vstack([np.where(some, rank, np.inf), single])[:, None]
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
+        choices = {
+            "pixels": np.append(pixels, 0)[:, None, None],
+            "strip": np.array(strips)[:, None],
+        }
+        return choices, 2 * order + np.arange(len(strips))[:, None]
 
     def counts(self, ops: PoolColumns, soc: Soc, choice: Any) -> dict[str, Column]:
-        t = _Tiling.of(ops, soc, choice)
-        rowwise = t.pixels > 0
+        t, steps_each = _cut(ops, soc, choice)
+        rowwise = choice["pixels"] > 0
         # Tiles at the borders check every column or row.
-        in_row = t.tiles / ops.oh
         ends = (ops.left > 0) + ((ops.ow - 1) * ops.sw + ops.extent_w > ops.iw + ops.left)
         whole_rows = ops.oh - (ops.oh * ops.kh - ops.tap_rows > 0) * (ops.oh > 1)
-        edges = t.tiles - whole_rows * np.maximum(in_row - ends, 0)
-        steps = t.steps / ops.kh * ops.tap_rows * in_row * t.blocks
+        edges = t.tiles - whole_rows * np.maximum(t.in_row - ends, 0)
+        steps = steps_each / ops.kh * ops.tap_rows * t.in_row * t.blocks
         moved = self.stored(t.blocks * soc.gpu.vector_width) * (ops.ih * ops.iw + ops.pixels)
         return {
             "column_steps": np.where(rowwise, steps, 0.0),
-            "edge_steps": np.where(rowwise, edges * t.steps * t.blocks, 0.0),
+            "edge_steps": np.where(rowwise, edges * steps_each * t.blocks, 0.0),
             "looped_steps": np.where(rowwise, 0.0, steps),
             "output_blocks": ops.pixels * t.blocks,
             "tiles": t.tiles * t.blocks,
-            "single_pixel_tiles": t.tiles * t.blocks * (t.pixels == 1),
+            "single_pixel_tiles": t.tiles * t.blocks * (choice["pixels"] == 1),
             **t.grid.features,
             **by_level("moved", moved, tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
-        t = _Tiling.of(*self.alone(op, soc, choice))
-        window = window_args(op)
+        t, _ = _cut(*self.alone(op, soc, choice))
         macros: dict[str, int | bool] = {**_mode(op)}
         kernel, tiles = "pool2d_window", "out_pixels"
         if choice["pixels"]:
@@ -141,8 +122,7 @@ class GpuDirect(ColumnKernel):
             macros |= window_macros(op, choice["pixels"])
             if soc.gpu.is_cpu:
                 macros |= {"KERNEL_H": op.kernel.h, "DILATION_H": op.dilation.h}
-        numbers = {"strip": t.grid.strip, tiles: t.tiles, **window}
-        pool = launch(kernel, t.grid.sizes, *ENDS, **numbers)
+        pool = t.grid.launch(kernel, *ENDS, **{tiles: t.tiles}, **window_args(op))
         return self.assemble(op, soc, pool.of_images(op.output.n, ENDS), macros=macros)
 
 
@@ -213,14 +193,7 @@ class GpuImage(Kernel):
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
         pixels = op.output.h * op.output.w
         grid = _windows(op, pixels, texels(op.input.c), soc)
-        pool = launch(
-            "pool2d_image",
-            grid.sizes,
-            *ENDS,
-            strip=grid.strip,
-            out_pixels=pixels,
-            **window_args(op),
-        )
+        pool = grid.launch("pool2d_image", *ENDS, out_pixels=pixels, **window_args(op))
         macros = {"MODE_MAX": op.mode == "max", "COUNT_PAD": op.count_pad}
         return self.assemble(op, soc, pool, macros=macros)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from codl.ir.ops.window import Size2
 from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan
 from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
-from codl.kernels.kernel import BLOCKS, Grid, Kernel, launch, of_every_storage
+from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
 from codl.kernels.strided import as_ints
 from codl.kernels.tiling import ceil_div
 
@@ -40,23 +41,13 @@ class GpuDirect(Kernel):
         }
 
     def build(self, op: Resize, soc: Soc, choice: Choice) -> KernelPlan:
-        grid = _grid(op, soc)
-        resize = launch(
-            "resize_direct",
-            grid.sizes,
-            *ENDS,
-            *map(ConstantArg, TABLES),
-            strip=grid.strip,
-            in_w=op.input.w,
-            out_w=op.size.w,
-            pixels=op.size.h * op.size.w,
-        )
+        sizes = {"in_w": op.input.w, "out_w": op.size.w, "pixels": op.size.h * op.size.w}
+        tables = map(ConstantArg, TABLES)
+        resize = _grid(op, soc).launch("resize_direct", *ENDS, *tables, **sizes)
 
         def pack(weights: Weights) -> dict[str, Array]:
-            rows, columns = op.rows, op.columns
-            row_tables = (as_ints(rows.indices), rows.weights)
-            tables = (*row_tables, as_ints(columns.indices), columns.weights)
-            return dict(zip(TABLES, tables, strict=True))
+            axes = ((as_ints(axis.indices), axis.weights) for axis in (op.rows, op.columns))
+            return dict(zip(TABLES, chain(*axes), strict=True))
 
         plan = self.assemble(op, soc, resize, macros={"TAPS": op.taps})
         return replace(plan, pack=pack)  # tables stay float32 in float16 storage

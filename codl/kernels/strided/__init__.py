@@ -1,4 +1,4 @@
-"""Ops that only move elements, on the GPU: copies of rows, and transposes of tiles."""
+"""Ops that only move elements, of any rank: copies of rows, and transposes of tiles."""
 
 from __future__ import annotations
 
@@ -10,10 +10,30 @@ from math import prod
 import numpy as np
 
 from codl.ir.ops.base import Array
-from codl.ir.ops.movement import Gather, Movement, Offsets, PadNd, SliceNd, TileNd, Transpose
+from codl.ir.ops.movement import (
+    ConcatNd,
+    Gather,
+    Movement,
+    Offsets,
+    PadNd,
+    Reshape,
+    SliceNd,
+    TileNd,
+    Transpose,
+)
 from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
-from codl.kernels.cpu import TYPES, OrtPlan, ints, nd_plan, node, number, of_onnx
+from codl.kernels.cpu import (
+    TYPES,
+    CpuKernel,
+    NcnnLayer,
+    OrtPlan,
+    ints,
+    nd_plan,
+    node,
+    number,
+    of_onnx,
+)
 from codl.kernels.kernel import Grid, Kernel, Sizes, launch, of_every_storage
 from codl.kernels.tiling import ceil_div, strip, waves
 
@@ -167,6 +187,8 @@ class GpuTranspose(Kernel):
     source = "strided/gpu_copy.cl"
 
     def refuse(self, op: Movement, soc: Soc) -> str | None:
+        if isinstance(op, SliceNd) and op.exact and self.storage.element == "float16":
+            return "halves count to 2048 alone, and the op is exact"
         most = max(op.input.elements, op.output.elements)
         if most > MOST_ELEMENTS:
             return f"a tensor must have at most {MOST_ELEMENTS} elements, got {most}"
@@ -213,11 +235,6 @@ class GpuTranspose(Kernel):
 
 class GpuSlice(GpuTranspose):
     op_kind = "slice"
-
-    def refuse(self, op: Movement, soc: Soc) -> str | None:
-        if isinstance(op, SliceNd) and op.exact and self.storage.element == "float16":
-            return "halves count to 2048 alone, and the op is exact"
-        return super().refuse(op, soc)
 
 
 class GpuTile(GpuTranspose):
@@ -277,9 +294,7 @@ def row_launch(
     return launch(
         "copy_rows",
         grid.sizes,
-        source,
-        ENDS[1],
-        *map(ConstantArg, names),
+        *(source, ENDS[1], ConstantArg(names[0]), ConstantArg(names[1])),
         fill=float(fill),
         strip=grid.strip,
         pieces=pieces,
@@ -328,6 +343,75 @@ def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> KernelLaunch:
     )
 
 
+# Reshape with any number of axes, and concatenation along any axis.
+
+
+#: The most chunks of V elements of a work-item on a CPU.
+LONGEST_COPY = 1024
+
+
+class GpuCopy(Kernel):
+    """Reshape with any number of axes."""
+
+    op_kind = "reshape"
+    base_name = "gpu_copy"
+    source = "layout/transform.cl"
+
+    def counts(self, op: Reshape, soc: Soc, choice: Choice) -> dict[str, float]:
+        return {"output_bytes": self.stored(op.output.elements), **_chunks(op, soc).features}
+
+    def build(self, op: Reshape, soc: Soc, choice: Choice) -> KernelPlan:
+        grid = _chunks(op, soc)
+        copy = grid.launch("copy_planar", *ENDS, pixels=op.output.elements).of_images(1, ENDS)
+        halves = self.storage.element == "float16"
+        return self.assemble(op, soc, copy, macros={"PLANAR_HALF": halves})
+
+
+def _chunks(op: Reshape, soc: Soc) -> Grid:
+    return Grid.of(ceil_div(op.output.elements, soc.gpu.vector_width), 1, LONGEST_COPY, soc)
+
+
+class GpuConcatNd(Kernel):
+    """Concatenation along any axis: copies rows of each input to rows of the output."""
+
+    op_kind = "concat_nd"
+    base_name = "gpu_rows"
+    source = "strided/gpu_copy.cl"
+
+    def counts(self, op: ConcatNd, soc: Soc, choice: Choice) -> dict[str, float]:
+        pieces = [row_pieces(_rows(op, index), soc)[1] for index in range(len(op.inputs))]
+        return {
+            "launches": len(op.inputs),
+            "pieces": sum(pieces),
+            "waves": sum(waves(count, soc) for count in pieces),
+            "output_bytes": self.stored(op.output.elements),
+        }
+
+    def build(self, op: ConcatNd, soc: Soc, choice: Choice) -> KernelPlan:
+        rows = [_rows(op, index) for index in range(len(op.inputs))]
+        pitch = sum(row.size for row in rows)
+        launches, base = [], 0
+        for index, row in enumerate(rows):
+            names = (f"rows_{index}", f"rows_{index}")  # contiguous runs need no second table
+            source = TensorArg("input", index)
+            launches.append(
+                row_launch(row, 0.0, soc, source=source, names=names, base=base, pitch=pitch)
+            )
+            base += row.size
+        return self.assemble(
+            op,
+            soc,
+            *launches,
+            macros={"KIND": RUN},
+            pack=lambda weights: {f"rows_{i}": as_ints(row.starts) for i, row in enumerate(rows)},
+        )
+
+
+def _rows(op: ConcatNd, index: int) -> CopiedRows:
+    size = op.row_size(index)
+    return CopiedRows(np.arange(op.rows) * size, size, RUN, high=size)
+
+
 # Gather with indices from a tensor: slices are copied as rows.
 
 
@@ -354,13 +438,9 @@ class GpuGather(Kernel):
     def build(self, op: Gather, soc: Soc, choice: Choice) -> KernelPlan:
         length, pieces, grid = _pieces(op, soc)
         indices = TensorArg("input", 1)
-        gather = launch(
+        gather = grid.launch(
             "gather_rows" if _by_rows(op) else "gather_elements",
-            grid.sizes,
-            ENDS[0],
-            indices,
-            ENDS[1],
-            strip=grid.strip,
+            *(ENDS[0], indices, ENDS[1]),
             pieces=pieces,
             length=length,
             size=op.shapes[0][op.axis],
@@ -389,6 +469,27 @@ def _pieces(op: Gather, soc: Soc) -> tuple[int, int, Grid]:
 
 
 # The CPU.
+
+
+def _refuse_ncnn(op: Reshape) -> str | None:
+    if op.input.n != op.output.n:
+        return f"the batch must stay, got {op.input.n} and {op.output.n}"
+    return None
+
+
+def _ncnn(op: Reshape) -> NcnnLayer:
+    sizes = {0: op.output.w, 1: op.output.h, 2: op.output.c}
+    return NcnnLayer("Reshape", sizes, after=op.activation, copies_input=True)
+
+
+def _onnx_reshape(op: Reshape) -> OrtPlan:
+    to = ints(*op.to)
+    return OrtPlan((node("Reshape", ("x0", "to")),), op.shapes, op.to, {"to": to})
+
+
+def _onnx_concat_nd(op: ConcatNd) -> OrtPlan:
+    names = [f"x{index}" for index in range(len(op.shapes))]
+    return nd_plan(op, [node("Concat", names, axis=op.axis)])
 
 
 #: An end before any first element, for slices with negative steps.
@@ -451,6 +552,17 @@ def _onnx_pad(op: PadNd) -> OrtPlan:
 
 
 VARIANTS = (
+    CpuKernel(
+        "reshape",
+        _ncnn,
+        lambda op, soc: {"output_bytes": op.output.bytes},
+        refuse=_refuse_ncnn,
+        name="cpu_copy",
+    ),
+    *of_every_storage(GpuCopy),
+    *of_onnx("reshape", _onnx_reshape),
+    *of_every_storage(GpuConcatNd),
+    *of_onnx("concat_nd", _onnx_concat_nd),
     *of_every_storage(GpuGather),
     *of_onnx("gather", _onnx_gather),
     *of_every_storage(GpuTranspose, GpuSlice, GpuTile, GpuPad),

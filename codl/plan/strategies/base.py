@@ -56,8 +56,6 @@ class Profiling:
         A named file that does not match raises `MismatchError`, and one that cannot be read
         `InvalidFileError`. A file in the folder is then ignored with a note.
         """
-        from codl.targets.base import libraries_of
-
         soc, target = context.soc, context.device
         cpu, place = soc.cpu, require_local(soc).placement
         sides = {"cpu": cpu.name, "threads": str(place.threads), "limits": str(place.limits)}
@@ -65,7 +63,7 @@ class Profiling:
             model=network.name,
             network=network.digest,
             soc=soc.name,
-            device={**target.open(), **sides, **libraries_of(target)},
+            device={**target.open(), **sides, **target.libraries()},
             tuning=context.tuning.fingerprint,
         )
         path = self._path(empty)

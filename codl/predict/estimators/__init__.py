@@ -271,10 +271,7 @@ class LatencyEstimator:
         `runs` names a run for every item. Without it, and for an unknown run, latencies are those
         of the typical run.
         """
-        features = self._beside_run(np.asarray(X, np.float64), runs)
-        return self._in_runs(self._predict(features), runs)
-
-    def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
+        latency_ms = self._predict(self._beside_run(np.asarray(X, np.float64), runs))
         if self.runs or runs is not None:
             labels = _labels(runs, len(latency_ms))
             latency_ms = to_runs(self.runs, latency_ms, labels)

@@ -28,6 +28,7 @@ from codl.predict.estimators.numerics import (
     RESOLUTION_MS,
     Groups,
     Vector,
+    farthest_points,
     ridge,
     rounded,
 )
@@ -94,13 +95,13 @@ def fit_ensemble(X: Vector, y: Vector, groups: Groups, run_columns: int) -> Ense
         return Ensemble(base=base, limits=limits)
     scaled = scaling.scaled(X)
     points = inducing_points(scaled)
-    candidates = candidates_of(scaled, logs, base_logs, points)
-    trees = None
-    if len(np.unique(scaled, axis=0)) >= MANY_ITEMS:
-        trees = boosted(scaling.logs(X), base_logs, logs)
-    held_out, corrections = hold_out(
-        X, y, groups, scaling, candidates, with_trees=trees is not None
-    )
+    shift = np.append(np.zeros(scaled.shape[1]), np.median(logs - base_logs))
+    candidates = [
+        Candidate.fit(scaled, logs - base_logs, shift, points, is_level=False),
+        Candidate.fit(scaled, logs, ridge(scaled, logs), points, is_level=True),
+    ]
+    has_trees = len(np.unique(scaled, axis=0)) >= MANY_ITEMS
+    held_out, corrections = hold_out(X, y, groups, scaling, candidates, with_trees=has_trees)
     low, high = np.quantile(logs - held_out, [0.0, 1.0])
     limits = rounded([low - SLACK, high + SLACK])
     corrections = corrections.clip(*limits)
@@ -113,7 +114,7 @@ def fit_ensemble(X: Vector, y: Vector, groups: Groups, run_columns: int) -> Ense
         scaling=scaling,
         points=points,
         members=tuple(replace(candidates[at].member, share=float(shares[at])) for at in members),
-        trees=trees if len(candidates) in kept else None,
+        trees=boosted(scaling.logs(X), base_logs, logs) if len(candidates) in kept else None,
     )
 
 
@@ -169,18 +170,11 @@ def hold_out(
 
 
 def inducing_points(scaled: Vector) -> Vector:
-    points: Vector = scaled[spread_points(scaled, POINTS)].round(DECIMALS)
+    first = [int(np.argmin((scaled * scaled).sum(1)))]
+    nearest = ((scaled - scaled[first]) ** 2).sum(1)
+    rows = first + farthest_points(scaled, POINTS - 1, nearest)
+    points: Vector = scaled[rows].round(DECIMALS)
     return points[np.sort(np.unique(points, axis=0, return_index=True)[1])]
-
-
-def candidates_of(
-    scaled: Vector, logs: Vector, base_logs: Vector, points: Vector
-) -> list[Candidate]:
-    shift = np.append(np.zeros(scaled.shape[1]), np.median(logs - base_logs))
-    return [
-        Candidate.fit(scaled, logs - base_logs, shift, points, is_level=False),
-        Candidate.fit(scaled, logs, ridge(scaled, logs), points, is_level=True),
-    ]
 
 
 def best_shares(rest: Vector, corrections: Vector) -> Vector:
@@ -217,15 +211,8 @@ class Candidate:
         items, of_row, count = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
         searched = np.random.default_rng(SEED).permutation(len(items))[:SEARCHED]
         levels = np.array([np.median(rest[of_row.ravel() == item]) for item in searched])
-        kernel = MaternKernel.search(
-            items[searched],
-            levels - levels.mean(),
-            count[searched].astype(np.float64),
-            steps=SEARCH_STEPS,
-        )
-        kernel = MaternKernel(
-            rounded(kernel.lengths), float(rounded(kernel.amplitude)), kernel.noise
-        )
+        trust = count[searched].astype(np.float64)
+        kernel = MaternKernel.search(items[searched], levels - levels.mean(), trust)
         projection = Projection(kernel, points, scaled, rest)
         member = Member(
             share=0.0,
@@ -252,12 +239,12 @@ class MaternKernel:
         return covariance
 
     @classmethod
-    def search(cls, X: Vector, t: Vector, trust: Vector, *, steps: int = 30) -> MaternKernel:
+    def search(cls, X: Vector, t: Vector, trust: Vector) -> MaternKernel:
         """Maximise the posterior of the kernel for targets `t` (items) of mean 0.
 
         Features `X` (items, features) should have a spread of about 1. An item's noise variance is
         the kernel's over its `trust`. Log lengths have a normal prior about log(sqrt(features)).
-        Time grows with the cube of the items, for at most `steps` iterations of L-BFGS-B.
+        Time grows with the cube of the items, for at most `SEARCH_STEPS` iterations of L-BFGS-B.
 
         Minimises -log p(t | X, theta) - log p(lengths) (Rasmussen and Williams, eq. 2.30 and, for
         its cholesky form, algorithm 2.1). With K_y = K + noise and alpha = K_y^-1 t, the gradient
@@ -297,11 +284,12 @@ class MaternKernel:
             gradient[2:] += prior / LENGTH_SPREAD
             return float(value + 0.5 * prior @ prior), gradient
 
-        optimum = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps}
+        most = {"maxiter": SEARCH_STEPS}
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=most)
+        amplitude, noise, lengths = found.x[0], found.x[1], found.x[2:]
+        return cls(
+            rounded(np.exp(lengths)), float(rounded(np.exp(amplitude))), float(np.exp(noise))
         )
-        theta = optimum.x
-        return cls(np.exp(theta[2:]), float(np.exp(theta[0])), float(np.exp(theta[1])))
 
 
 class Projection:
@@ -328,16 +316,3 @@ def _solve(matrix: Vector, right: Vector) -> Vector:
     matrix[np.diag_indices_from(matrix)] *= 1 + 1e-10
     result: Vector = cho_solve(cho_factor(matrix, overwrite_a=True), right)
     return result
-
-
-def spread_points(X: Vector, most: int) -> Groups:
-    """Farthest-point sampling: at most `most` row indices, each farthest from its predecessors."""
-    chosen = [int(np.argmin((X * X).sum(1)))]
-    nearest = ((X - X[chosen[0]]) ** 2).sum(1)
-    while len(chosen) < min(most, len(X)):
-        farthest = int(nearest.argmax())
-        if nearest[farthest] <= 1e-12:
-            break
-        chosen.append(farthest)
-        nearest = np.minimum(nearest, ((X - X[farthest]) ** 2).sum(1))
-    return np.array(chosen, np.intp)

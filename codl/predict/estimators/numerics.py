@@ -1,4 +1,4 @@
-"""Array routines: rounding, JSON, batch-invariant products, least squares.
+"""Array routines: rounding, batch-invariant products, least squares.
 
 BLAS's summation order depends on the number of rows and a row's place (gemm or gemv, full or edge
 tiles). So a row of `rows @ matrix` may differ in its last bits from the same row alone.
@@ -31,25 +31,6 @@ def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
     """The values rounded to `digits` significant digits, the precision of stored files."""
     array = np.asarray(values, np.float64)
     return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
-
-
-def to_json(value: Any) -> Any:
-    """Encoding hook of msgspec: arrays become nested lists; others raise `NotImplementedError`."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise NotImplementedError(type(value))
-
-
-def from_json(kind: Any, value: Any) -> Any:
-    """Decoding hook of msgspec: an array of finite 64-bit numbers; raises `ValueError`."""
-    (dtype,) = kind.__args__[1].__args__
-    try:
-        array = np.array(value, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"Expected rows of as many numbers each, got {value!r:.60}") from error
-    if not np.isfinite(array).all():
-        raise ValueError("Expected finite numbers")
-    return array
 
 
 def rowwise_matmul(rows: Array, matrix: Array) -> Array:
@@ -98,3 +79,16 @@ def largest_sizes(X: Vector) -> Vector:
     """The largest absolute value of every column, 1 for a column of zeros: scales of a solver."""
     largest = np.abs(X).max(axis=0)
     return cast(Vector, np.where(largest > 0, largest, 1.0))
+
+
+def farthest_points(points: Vector, most: int, nearest: Vector) -> list[int]:
+    """Farthest-point sampling: at most `most` indices, each farthest from what was taken before.
+
+    `nearest` has the squared distance of every point (points, features) from what is taken at
+    first. A point equal to a taken one is left out.
+    """
+    order: list[int] = []
+    while len(order) < most and nearest[farthest := int(nearest.argmax())] > 1e-12:
+        order.append(farthest)
+        nearest = np.minimum(nearest, ((points - points[farthest]) ** 2).sum(1))
+    return order

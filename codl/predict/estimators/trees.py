@@ -6,10 +6,10 @@ LightGBM grows the trees. Prediction follows QuickScorer (Lucchese et al., SIGIR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from codl.predict.estimators import CodlLinear, LatencyEstimator
 from codl.predict.estimators.numerics import RESOLUTION_MS, Vector
 from codl.predict.features import FeatureSet
 
+#: By feature: the numbers of its splits, and the leaves that remain beyond each.
+Splits: TypeAlias = dict[int, tuple[Vector, NDArray[Any]]]
 #: Feature index that marks a leaf.
 LEAF = -1
 #: Most leaves of a tree: the bits of a machine word.
@@ -55,13 +57,14 @@ class Trees:
     numbers: Vector
 
     def __post_init__(self) -> None:
-        shape, waiting = self.features.shape, self._waiting
+        shape = self.features.shape
         if shape != self.numbers.shape or len(shape) != 1 or not shape[0]:
             raise ValueError("Every node must have a feature and a number")
+        waiting, _, counts = self._order
         if waiting[-1] >= 0 or (waiting[:-1] <= waiting[-1]).any() or self.features.min() < LEAF:
             raise ValueError("Every split must have two sides, and nothing more")
-        if self._leaf_counts.max() > MOST_LEAVES:
-            raise ValueError(f"At most {MOST_LEAVES} leaves a tree, got {self._leaf_counts.max()}")
+        if counts.max() > MOST_LEAVES:
+            raise ValueError(f"At most {MOST_LEAVES} leaves a tree, got {counts.max()}")
 
     @classmethod
     def boost(cls, X: Vector, t: Vector, *, rounds: int, parameters: Mapping[str, Any]) -> Trees:
@@ -80,20 +83,15 @@ class Trees:
         data = lightgbm.Dataset(X, t, params=settings)
         # `keep_training_booster` avoids LightGBM's slow copy without training data.
         booster = lightgbm.train(settings, data, rounds, keep_training_booster=True)
-        text = booster.model_to_string(num_iteration=-1)
-        return cls._of([_boosted(part) for part in text.split("\nTree=")[1:]], X)
-
-    @classmethod
-    def _of(cls, trees: Iterable[list[tuple[int, float]]], X: Vector) -> Trees:
-        """Trees from (feature, number) nodes; split numbers move `midway` between rows of `X`."""
-        pairs = zip(*(node for tree in trees for node in tree), strict=True)
-        features, numbers = (np.array(column) for column in pairs)
+        trees = booster.model_to_string(num_iteration=-1).split("\nTree=")[1:]
+        nodes = [node for tree in trees for node in _nodes(tree)]
+        features, numbers = (np.array(column) for column in zip(*nodes, strict=True))
         splits = features != LEAF
         numbers[splits] = midway(X, features[splits], numbers[splits])
         return cls(features, numbers)
 
     def __len__(self) -> int:
-        return len(self._leaf_counts)
+        return len(self._order[2])
 
     def predict(self, X: Vector) -> Vector:
         """Sums (items) of each tree's exit leaf: the first leaf that no split rules out.
@@ -101,77 +99,61 @@ class Trees:
         A split that an item exceeds rules out the leaves of its first side. One binary search for
         each feature finds all exceeded splits.
         """
+        values, first_leaf, all_leaves, splits = self._scorer
         total = np.empty(len(X))
         for at in range(0, len(X), CHUNK):
             part = X[at : at + CHUNK]
-            left = np.tile(self._all_leaves, (len(part), 1))
-            for feature, (numbers, kept) in self._kept.items():
+            left = np.tile(all_leaves, (len(part), 1))
+            for feature, (numbers, kept) in splits.items():
                 left &= kept[np.searchsorted(numbers, part[:, feature])]
             lowest = (left & (~left + left.dtype.type(1))).astype(np.float64)
-            places = np.frexp(lowest)[1] - 1 + self._first_leaf
-            total[at : at + CHUNK] = self._values[places].sum(1)
+            places = np.frexp(lowest)[1] - 1 + first_leaf
+            total[at : at + CHUNK] = values[places].sum(1)
         return total
 
     @cached_property
-    def _is_leaf(self) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self.features == LEAF
-        return result
+    def _order(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Open sides after each node, each node's tree, and the number of each tree's leaves.
 
-    @cached_property
-    def _waiting(self) -> NDArray[np.intp]:
-        """Open sides after each node, with a new minimum at each tree's last node."""
-        return np.cumsum(np.where(self._is_leaf, -1, 1))
-
-    @cached_property
-    def _tree(self) -> NDArray[np.intp]:
-        least = np.minimum.accumulate(np.minimum(self._waiting, 0))
-        return -np.concatenate([[0], least[:-1]])
-
-    @cached_property
-    def _leaf_counts(self) -> NDArray[np.intp]:
-        return np.bincount(self._tree[self._is_leaf])
-
-    @cached_property
-    def _first_leaf(self) -> NDArray[np.intp]:
-        result: NDArray[np.intp] = np.cumsum(self._leaf_counts) - self._leaf_counts
-        return result
-
-    @cached_property
-    def _values(self) -> Vector:
-        result: Vector = self.numbers[self._is_leaf]
-        return result
-
-    @cached_property
-    def _all_leaves(self) -> NDArray[Any]:
-        """A bit set for every leaf, one word a tree, in the narrowest sufficient word type."""
-        bits = next(b for b in (8, 16, 32, 64) if b >= self._leaf_counts.max())
-        return np.full(len(self), (1 << bits) - 1, f"uint{bits}")
-
-    @cached_property
-    def _kept(self) -> Mapping[int, tuple[Vector, NDArray[Any]]]:
-        """By feature: its sorted split numbers, and masks of remaining leaves.
-
-        Masks are shaped (splits + 1, trees); row i applies to items beyond i splits.
+        Open sides have a new minimum at each tree's last node.
         """
-        splits = np.flatnonzero(~self._is_leaf)
+        is_leaf = self.features == LEAF
+        waiting = np.cumsum(np.where(is_leaf, -1, 1))
+        least = np.minimum.accumulate(np.minimum(waiting, 0))
+        tree = -np.concatenate([[0], least[:-1]])
+        return waiting, tree, np.bincount(tree[is_leaf])
+
+    @cached_property
+    def _scorer(self) -> tuple[Vector, NDArray[np.intp], NDArray[Any], Splits]:
+        """Leaves' values, each tree's first leaf, a set of all its leaves, and the splits.
+
+        A set has a bit for every leaf, in the narrowest word type that every tree fits in. Splits
+        are by feature: sorted numbers, and sets of remaining leaves, shaped (splits + 1, trees);
+        row i applies to items beyond i splits.
+        """
+        (waiting, tree, counts), is_leaf = self._order, self.features == LEAF
+        first_leaf = np.cumsum(counts) - counts
+        bits = next(b for b in (8, 16, 32, 64) if b >= counts.max())
+        all_leaves = np.full(len(self), (1 << bits) - 1, f"uint{bits}")
+        splits = np.flatnonzero(~is_leaf)
         # A split's first side ends where the count of open sides first returns to its start.
-        order = np.lexsort((np.arange(len(self.features)), self._waiting))
-        keys = self._waiting[order] * len(order) + order
-        ends = order[np.searchsorted(keys, (self._waiting[splits] - 1) * len(order) + splits)]
-        leaves = np.cumsum(self._is_leaf)
-        places = (leaves[at] - self._first_leaf[self._tree[splits]] for at in (splits, ends))
+        order = np.lexsort((np.arange(len(self.features)), waiting))
+        keys = waiting[order] * len(order) + order
+        ends = order[np.searchsorted(keys, (waiting[splits] - 1) * len(order) + splits)]
+        leaves = np.cumsum(is_leaf)
+        places = (leaves[at] - first_leaf[tree[splits]] for at in (splits, ends))
         first, last = (np.uint64(1) << place.astype(np.uint64) for place in places)
-        masks = ~(last - first).astype(self._all_leaves.dtype)
-        result = {}
-        order = np.lexsort((self._tree[splits], self.numbers[splits]))
+        masks = ~(last - first).astype(all_leaves.dtype)
+        by_feature: Splits = {}
+        order = np.lexsort((tree[splits], self.numbers[splits]))
         splits, masks = splits[order], masks[order]
         for feature in np.unique(self.features[splits]).tolist():
             at = np.flatnonzero(self.features[splits] == feature)
-            kept = np.tile(self._all_leaves, (len(at) + 1, 1))
-            kept[np.arange(1, len(at) + 1), self._tree[splits[at]]] = masks[at]
+            kept = np.tile(all_leaves, (len(at) + 1, 1))
+            kept[np.arange(1, len(at) + 1), tree[splits[at]]] = masks[at]
             np.bitwise_and.accumulate(kept, axis=0, out=kept)
-            result[feature] = (self.numbers[splits[at]], kept)
-        return result
+            by_feature[feature] = (self.numbers[splits[at]], kept)
+        return self.numbers[is_leaf], first_leaf, all_leaves, by_feature
 
 
 def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
@@ -200,34 +182,18 @@ def midway(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
     return shortest
 
 
-def _boosted(text: str) -> list[tuple[int, float]]:
-    """Nodes of a tree in LightGBM's model text, whose negative child c is the leaf ~c."""
-    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    values = [round(float(v), LEAF_DECIMALS) for v in lines["leaf_value"].split()]
-    if len(values) == 1:
-        return [(LEAF, values[0])]
-    splits = [int(v) for v in lines["split_feature"].split()]
-    numbers = [float(v) for v in lines["threshold"].split()]
-    # Leaves are numbered after the splits.
-    left, right = (
-        [at if at >= 0 else len(splits) + ~at for at in map(int, lines[f"{side}_child"].split())]
-        for side in ("left", "right")
-    )
-    leaves = [LEAF] * len(values)
-    return _in_order(splits + leaves, numbers + values, left + leaves, right + leaves)
+def _nodes(text: str) -> list[tuple[int, float]]:
+    """The (feature, number) nodes of a tree in LightGBM's model text, in pre-order."""
+    words = {key: words.split() for key, _, words in (x.partition("=") for x in text.splitlines())}
 
+    def below(at: int) -> list[tuple[int, float]]:
+        if at < 0:  # the leaf ~at
+            return [(LEAF, round(float(words["leaf_value"][~at]), LEAF_DECIMALS))]
+        first, second = (below(int(words[side][at])) for side in ("left_child", "right_child"))
+        split = int(words["split_feature"][at]), float(words["threshold"][at])
+        return [split, *first, *second]
 
-def _in_order(
-    features: Sequence[int], numbers: Sequence[float], left: Sequence[int], right: Sequence[int]
-) -> list[tuple[int, float]]:
-    """A tree's (feature, number) nodes in pre-order; children of leaves are -1."""
-    waiting, order = [0], []
-    while waiting:
-        node = waiting.pop()
-        order.append((features[node], numbers[node]))
-        if left[node] != LEAF:
-            waiting += (right[node], left[node])
-    return order
+    return below(0 if words["num_leaves"] != ["1"] else ~0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

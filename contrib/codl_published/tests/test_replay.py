@@ -23,13 +23,14 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure import tuning_file
 from codl.measure.check_variants import CheckTask
 from codl.measure.collector import Collected, Collection
-from codl.measure.dataset import AnchorRow, CsvTable, Dataset, OpRow, Row, SharingRow
+from codl.measure.dataset import CsvTable, Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import MeasureBatch, OpTask, SharingTask, Task
 from codl.measure.timing import Rounds
 from codl.measure.tuner import TuneTask
 from codl.predict.features import STORAGES
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
+from codl.targets.kernel_runs import check_kernels, tune
 from codl_published.replay import ReplayTarget
 
 #: Where commands put a dataset that is not the one they replay.
@@ -186,24 +187,22 @@ def test_rows_are_those_of_the_first_runs_machine(recorded: Dataset, tmp_path: P
 def test_conditions_clocks_and_anchors_are_the_recorded_ones(
     recorded: Dataset, tmp_path: Path
 ) -> None:
-    dataset = copied(recorded, tmp_path / "a", {"run1": RUNS["run1"]})
+    runs = {"run1": {**RUNS["run1"], "anchors_ms": {"cpu": {"a": 1.5}}}}
+    dataset = copied(recorded, tmp_path / "a", runs)
     hot = [replace(row, temperature_c=91.0, cpu_mhz=900.0) for row in dataset.ops(GEMM).read()]
     dataset.ops(GEMM).path.unlink()
     dataset.ops(GEMM).append(*hot)
-    for batch, ms in enumerate((3.0, 1.0, 2.0, 2.5, 1.5, 4.0), 1):
-        anchor = AnchorRow(op="a", processor="cpu", batch=batch, run="run1", latency_ms=ms)
-        dataset.anchors().append(anchor)
     target = replayed(dataset)
     assert target.clocks_mhz() == {"cpu0": 2400.0}
     assert (target.conditions().temperature_c, target.conditions().throttled) == (None, ())
     tasks: list[Task] = [t for t in tasks_of(dataset) if isinstance(t, OpTask)]
     _, first = again(dataset, tmp_path / "b", tasks, samples=100)
     _, _ = again(dataset, tmp_path / "b", tasks, resume=True)
-    rows, anchors = first.ops(GEMM).read(), first.anchors().read()
+    rows = first.ops(GEMM).read()
     assert {(row.temperature_c, row.cpu_mhz) for row in rows} == {(91.0, 900.0)}
-    assert {(row.latency_ms, row.source) for row in anchors} == {(1.5, "replayed")}
-    runs = first.manifest()["runs"]
-    assert [run["calibration"] for run in runs.values()] == [{"cpu": 1.0}] * 2
+    found = first.manifest()["runs"].values()
+    assert [run["anchors_ms"] for run in found] == [{"cpu": {"a": 1.5}}] * 2
+    assert [run["calibration"] for run in found] == [{"cpu": 1.0}] * 2
 
 
 def test_measured_and_replayed_rows_are_not_mixed(
@@ -258,9 +257,9 @@ def test_tasks_to_tune_or_check_are_refused(recorded: Dataset) -> None:
     target, op = replayed(recorded), parse("fc in=1x4x1x1 oc=2")
     cpu, gpu = (registry.find(op, name) for name in ("cpu_gemv", "gpu_direct"))
     with pytest.raises(UnsupportedError, match="cannot answer Check"):
-        target.check_kernels([CheckTask(op, cpu)])
+        check_kernels(target, [CheckTask(op, cpu)])
     with pytest.raises(UnsupportedError, match="cannot answer Tune"):
-        target.tune([TuneTask(op, gpu)], Tuning(), keep=lambda result: None)
+        tune(target, [TuneTask(op, gpu)], Tuning(), keep=lambda result: None)
 
 
 def test_it_has_no_soc_of_its_own(recorded: Dataset) -> None:

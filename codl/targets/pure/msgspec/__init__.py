@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import json as _json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from enum import Enum
 from functools import cache, partial
 from inspect import get_annotations
-from types import SimpleNamespace, UnionType, new_class
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as _hints
 
@@ -76,14 +75,6 @@ def tag_of(cls: Any) -> Any:
     return cls.__name__ if cls._tag is True else cls._tag
 
 
-def defstruct(name: str, members: Sequence[tuple[Any, ...]], **settings: Any) -> Any:
-    """A struct class from field names, types, and any defaults."""
-    namespace = {member[0]: member[2] for member in members if len(member) > 2}
-    hints = {member[0]: member[1] for member in members}
-    namespace |= {"__module__": __name__, "__annotations__": hints}
-    return new_class(name, (Struct,), settings, lambda own: own.update(namespace))
-
-
 # Writing.
 
 
@@ -105,10 +96,8 @@ def to_builtins(value: Any, hook: Callable[[Any], Any] | None = None) -> Any:
         return _json.loads(value)
     if isinstance(value, tuple):
         return tuple(to_builtins(item, hook) for item in value)
-    if isinstance(value, list | set | frozenset):
+    if isinstance(value, list):
         return [to_builtins(item, hook) for item in value]
-    if isinstance(value, Enum):
-        return value.value
     if value is None or isinstance(value, str | int | float):
         return value
     if hook is None:
@@ -188,15 +177,15 @@ def reader_of(hint: Any) -> Reader:
         return lambda value, hook: Raw(encode(value))
     if kind in (Union, UnionType):
         return _union(hint)
-    if kind is float or issubclass(kind, Enum):
-        return lambda value, hook: kind(value)
+    if kind is float:
+        return lambda value, hook: float(value)
     if is_dataclass(kind):
         return _record(kind)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _named_tuple(kind)
     if issubclass(kind, Mapping):
         return _mapping(*(get_args(hint) or (Any, Any)))
-    if issubclass(kind, Sequence | Set):
+    if issubclass(kind, Sequence):
         return _array(kind, get_args(hint))
     return lambda value, hook: value if hook is None else hook(hint, value)
 
@@ -239,8 +228,8 @@ def _takes(part: Any, value: Any) -> bool:
         return isinstance(value, Mapping)
     if kind in SCALARS or kind is float:
         return type(value) is kind or (kind is float and type(value) is int)
-    if issubclass(kind, Sequence | Set):
-        return isinstance(value, list | tuple | Set)
+    if issubclass(kind, Sequence):
+        return isinstance(value, list | tuple)
     return value is not None
 
 
@@ -257,7 +246,7 @@ def _mapping(key_hint: Any, item_hint: Any) -> Reader:
 
 
 def _array(kind: Any, arguments: tuple[Any, ...]) -> Reader:
-    make = next((k for k in (tuple, frozenset, set) if issubclass(kind, k)), list)
+    make: Any = tuple if issubclass(kind, tuple) else list
     if make is tuple and arguments and arguments[-1] is not Ellipsis:
         readers = [reader_of(part) for part in arguments]
         return lambda value, hook: tuple(

@@ -1,0 +1,32 @@
+"""The serials of replays; looking up another serial does not import what a replay needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from codl.targets.connect import Transport
+
+if TYPE_CHECKING:
+    from codl.ir.records.soc import Soc
+    from codl.targets.base import Target
+
+SCHEME = "replay:"
+INSTEAD = (
+    "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
+    "as `local`."
+)
+
+
+def _connect(serial: str, soc: Soc | None) -> Target:
+    from codl_published.replay import ReplayTarget
+
+    return ReplayTarget(serial, soc)
+
+
+TRANSPORT = Transport(
+    "replay:DIR",
+    "no device: the rows of a dataset again, for `codl collect`",
+    lambda serial: serial.startswith(SCHEME),
+    _connect,
+    refusal=INSTEAD,
+)
