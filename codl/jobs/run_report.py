@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -16,12 +16,14 @@ from codl.ir.plan import Plan
 from codl.ir.records.results import Conditions, Latency, TimeSpan
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan import op_placement
-from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement
 from codl.plan.price import PlacedSpan, predicted_timeline, spans_by_command, stage_times
 from codl.report.recording import Recording, SensorReading, TracedInference
 from codl.runtime.loaded import totals_ms
 from codl.targets.base import Target
+
+if TYPE_CHECKING:
+    from codl.plan.cost_model import CostModel
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ import numpy as np
 from codl.ir import Dim, Layer, Network, Region
 from codl.ir.ops.base import AXES
 from codl.ir.plan import Chain, Plan, Sharing
-from codl.plan.beam_search import Transitions, fastest
-from codl.plan.build_plan import chain_of, make_plan, one_processor, unless_alone
+from codl.plan.beam_search import START, Transitions, fastest
+from codl.plan.build_plan import chain_of
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds, Pair
 from codl.plan.coverage import covered
 from codl.plan.parts import NONE, Numbers, Walk, box
-from codl.plan.price import START
+from codl.plan.predicted_plan import make_plan, one_processor, unless_alone
 
 #: The labels that are extended at a point in a search over the ratios of a plan's chains.
 RECUT_LABELS = 32

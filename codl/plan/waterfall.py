@@ -35,11 +35,12 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.records.waterfall import BOUND, Total, WholeOp
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.lower.partition import partition_plan
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import without
 from codl.plan.parts import DIMS, NONE, PartTable
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import Price, StageTimes, stage_times, walk
 from codl.plan.search import STEPS
 from codl.predict.in_network_cost import PACKING
