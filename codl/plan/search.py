@@ -12,7 +12,7 @@ Algorithm 1 does. The strategies `codl-paper` and `mulayer` plan by them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,21 +166,12 @@ class Candidates:
                     yield Walk(stop, "H", step, frozenset(starts))
 
     def _split(self) -> Iterator[Walk]:
-        """Walks of split chains; equal runs of ops have equal walks, which are made once."""
-        walks_by_ops: dict[Hashable, list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
-            ops = tuple(self._table.op_of[max(0, stop - LONGEST) : stop])
-            if ops not in walks_by_ops:
-                walks = (
-                    Walk(stop, dim, step, frozenset(starts))
-                    for dim in AXES
-                    for step, starts in self._starts_by_step(stop, dim).items()
-                )
-                walks_by_ops[ops] = list(self._different(walks))
-            for walk in walks_by_ops[ops]:
-                moved = stop - walk.stop
-                starts = frozenset(start + moved for start in walk.starts) if moved else walk.starts
-                yield walk._replace(stop=stop, starts=starts)
+            yield from self._different(
+                Walk(stop, dim, step, frozenset(starts))
+                for dim in AXES
+                for step, starts in self._starts_by_step(stop, dim).items()
+            )
 
     def _different(self, walks: Iterator[Walk]) -> Iterator[Walk]:
         seen: set[tuple[Dim, tuple[int, ...]]] = set()

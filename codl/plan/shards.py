@@ -380,16 +380,11 @@ class GpuShards:
         fastest_ms = table.fastest_ms(parts, 1)
         self.missing = np.isinf(fastest_ms)
         self.ms = np.where(self.missing, 0.0, fastest_ms)
-        self.launches = table.amounts()["launches"][parts]
+        at_once = parts != NONE
+        self.launches = table.images[parts] if cost.soc.gpu.is_cpu else at_once.astype(np.float64)
         self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
         stored_ms = self._stored_ms(slice(None))
         self.storages = stored_ms.argmin(axis=1)
-        computed = parts != NONE
-        one_each = np.isfinite(stored_ms[computed]).sum(axis=1).max(initial=0) <= 1
-        #: The storage order of all tensors if every part has the same single storage; else None.
-        self._only: int | None = None
-        if one_each and len(set(self.storages[computed].tolist())) <= 1:
-            self._only = int(orders.single[self.storages[computed][0]]) if computed.any() else 0
         #: By part, milliseconds of a copy of its output between two storages of the SoC.
         self._copied_ms = np.zeros(len(table.boxes))
         if len(cost.storages) > 1:
@@ -411,8 +406,6 @@ class GpuShards:
 
     def step(self, step: LayerPass, rows: slice) -> None:
         """Choose the storages of a layer by its readers, and note what the layer reads."""
-        if self._only is not None:
-            return
         layer, parts = self._layers[step.layer], self.parts[rows]
         wanted = self._wanted.pop(layer.output, None)
         order = np.zeros(len(parts), np.int64) if wanted is None else wanted[step.walks]
@@ -456,6 +449,4 @@ class GpuShards:
 
     def wanted(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
         """The storage orders in which chains want their input tensors; (tensors, walks)."""
-        if self._only is not None:
-            return np.full((len(tensors), len(walks)), self._only)
         return np.stack([self._wanted[tensor][walks] for tensor in tensors])
