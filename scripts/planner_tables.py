@@ -15,11 +15,10 @@ from codl.frontend.convert import load_structure
 from codl.ir import Network, to_text
 from codl.ir.records import soc as socs
 from codl.ir.types import PROCESSORS
-from codl.plan.beam_search import Transitions, fastest
+from codl.plan.beam_search import START, Transitions, fastest
 from codl.plan.chain_costs import COLUMNS, CandidateChain, ChainCosts, ChainEvaluation
 from codl.plan.coverage import covered
 from codl.plan.parts import NONE, Walk
-from codl.plan.price import START
 from codl.plan.search import Candidates
 from codl.plan.strategies import Context
 from codl.predict import DEFAULT

@@ -115,11 +115,6 @@ class Engine:
         engine._begin(loaded, network, plan, soc, ())
         return engine
 
-    @property
-    def loaded(self) -> Loaded:
-        """The loaded executable, which targets time and profile."""
-        return self._loaded
-
     def _begin(
         self,
         loaded: Loaded,
@@ -130,7 +125,9 @@ class Engine:
     ) -> None:
         self.network, self.soc = network, soc
         self.plan = plan
-        self.fallbacks, self._loaded = fallbacks, loaded
+        self.fallbacks = fallbacks
+        #: The loaded executable, which targets time and profile.
+        self.loaded = loaded
         self._adapter: Adapter | None = None
         #: Output arrays that stay valid when the plan changes; None if the engine does not adapt.
         self._outputs: Mapping[str, Array] | None = None
@@ -145,13 +142,13 @@ class Engine:
     def adapt(self, adapter: Adapter) -> None:
         """Let an adapter change the plan between inferences."""
         self._adapter = adapter
-        self._outputs = {name: array.copy() for name, array in self._loaded.outputs.items()}
+        self._outputs = {name: array.copy() for name, array in self.loaded.outputs.items()}
 
     def exchange(self, other: Engine) -> None:
         """Swap plans with another engine of the same network."""
         self.plan, other.plan = other.plan, self.plan
         self.fallbacks, other.fallbacks = other.fallbacks, self.fallbacks
-        self._loaded, other._loaded = other._loaded, self._loaded
+        self.loaded, other.loaded = other.loaded, self.loaded
 
     @property
     def adaptation(self) -> Adaptation | None:
@@ -161,7 +158,7 @@ class Engine:
     @property
     def executable(self) -> Executable:
         """The running executable, as data."""
-        return self._loaded.executable
+        return self.loaded.executable
 
     @overload
     def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]: ...
@@ -180,16 +177,16 @@ class Engine:
         """
         ports = self.executable.outputs
         if isinstance(inputs, Mapping):
-            with self._loaded.lock:
+            with self.loaded.lock:
                 self.feed(inputs)
                 self.run()
                 return {n: output_as(n, a, ports[n].type) for n, a in self.outputs.items()}
-        if len(self._loaded.inputs) != 1 or len(ports) != 1:
+        if len(self.loaded.inputs) != 1 or len(ports) != 1:
             raise CodlError(
-                f"{self.network.name!r} has the inputs {', '.join(self._loaded.inputs)} and the "
+                f"{self.network.name!r} has the inputs {', '.join(self.loaded.inputs)} and the "
                 f"outputs {', '.join(ports)}: give a dict of arrays by name."
             )
-        return self(dict.fromkeys(self._loaded.inputs, inputs))[next(iter(ports))]
+        return self(dict.fromkeys(self.loaded.inputs, inputs))[next(iter(ports))]
 
     def stream(self, frames: Iterable[Frame], *, in_flight: int | None = None) -> Stream:
         """Run frames on the processors that are free; iterate over the results in order.
@@ -206,7 +203,7 @@ class Engine:
     @property
     def lanes(self) -> Lanes:
         """The engines of streams: those of a stream's plan, or this engine alone."""
-        with self._loaded.lock:
+        with self.loaded.lock:
             if self._lanes is None:
                 alone = {self.plan.strategy: self}
                 make = self._make_lanes
@@ -226,7 +223,7 @@ class Engine:
 
     def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         """Copy inputs to the arrays that `run` reads."""
-        arrays = self._loaded.inputs
+        arrays = self.loaded.inputs
         if set(inputs) != set(arrays):
             raise CodlError(
                 f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
@@ -310,20 +307,20 @@ class Engine:
             if self._in_onnxruntime is None:
                 _, self._in_onnxruntime = self._load_on_cpu(self.plan, True)
             instead = self._in_onnxruntime
-            for name, array in self._loaded.inputs.items():
+            for name, array in self.loaded.inputs.items():
                 np.copyto(instead.inputs[name], array)
             instead.run()
-            for name, array in self._loaded.outputs.items():
+            for name, array in self.loaded.outputs.items():
                 np.copyto(array, instead.outputs[name])
         except CodlError as error:
             told += f" Others may come out than ONNX Runtime has: {error}"
-            self._loaded.run()
+            self.loaded.run()
         warnings.warn(told, CodlWarning, stacklevel=4)
 
     def run(self) -> None:
         """Run on the fed inputs and write `outputs`. Allocates no tensor."""
-        with self._loaded.lock:
-            loaded = self._loaded
+        with self.loaded.lock:
+            loaded = self.loaded
             if self._nonfinite:
                 self._run_in_onnxruntime()
             else:
@@ -331,20 +328,20 @@ class Engine:
                     loaded.run()
                 except DeviceError as error:
                     self._recover(loaded, error)
-                    self._loaded.run()
+                    self.loaded.run()
             for name, array in (self._outputs or {}).items():
-                np.copyto(array, self._loaded.outputs[name].reshape(array.shape))
+                np.copyto(array, self.loaded.outputs[name].reshape(array.shape))
             if self._adapter is not None and not self._nonfinite:
                 self._adapter.after_run(self)
 
     def recover(self, why: DeviceError) -> None:
         """Continue without the failed GPU; raises `why` if the engine cannot recover."""
-        self._recover(self._loaded, why)
+        self._recover(self.loaded, why)
 
     def _recover(self, failed: Loaded, why: DeviceError) -> None:
         """Move to the CPU unless another thread already did; else raises `why`."""
         with failed.lock:
-            if self._loaded is not failed:
+            if self.loaded is not failed:
                 return
             if self._load_on_cpu is None or not self._recovers:
                 raise why
@@ -355,7 +352,7 @@ class Engine:
             for name, array in failed.inputs.items():
                 np.copyto(loaded.inputs[name], array.reshape(loaded.inputs[name].shape))
             failed.close()
-            self.plan, self._loaded = plan, loaded
+            self.plan, self.loaded = plan, loaded
             self._adapter, self._recovers = None, False
             self.gpu_failure = str(why)
         warnings.warn(
@@ -397,29 +394,29 @@ class Engine:
     @property
     def limited(self) -> LimitedGpu | None:
         """Effect of the placement's GPU limits; None without limits."""
-        return self._loaded.limited
+        return self.loaded.limited
 
     @property
     def memory(self) -> Footprint:
         """Bytes of tensors and weights on each side, without the libraries' own memory."""
-        return self._loaded.footprint
+        return self.loaded.footprint
 
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._loaded.outputs if self._outputs is None else self._outputs
+        return self.loaded.outputs if self._outputs is None else self._outputs
 
     def profile(self, runs: int = 5, *, layers: bool = False) -> list[TimeSpan]:
         """Spans of both processors in the median of several runs on the fed inputs.
 
         With `layers`, spans of a net's layers are included where its library runs them one by one.
         """
-        loaded = self._loaded
+        loaded = self.loaded
         try:
             profiles = [loaded.profile(layers=layers) for _ in range(runs)]
         except DeviceError as error:
             self._recover(loaded, error)
-            profiles = [self._loaded.profile(layers=layers) for _ in range(runs)]
+            profiles = [self.loaded.profile(layers=layers) for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
 
@@ -438,7 +435,7 @@ class Engine:
         self._load_on_cpu = None
         if self._in_onnxruntime is not None:
             self._in_onnxruntime.close()
-        self._loaded.close()
+        self.loaded.close()
         if self._owned is not None:
             self._owned.close()
 

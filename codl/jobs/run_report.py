@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -13,10 +13,12 @@ from codl.errors import DeviceError
 from codl.ir.records.results import Conditions, Latency, TimeSpan
 from codl.measure.timing import Effort, TimedTogether
 from codl.plan import op_placement
-from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement
 from codl.runtime.loaded import totals_ms
 from codl.targets.base import Target
+
+if TYPE_CHECKING:
+    from codl.plan.cost_model import CostModel
 
 
 @dataclass(frozen=True)

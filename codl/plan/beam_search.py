@@ -2,7 +2,7 @@
 
 A state has the clock of each processor, and the region of each live tensor that each processor
 holds. A tensor is live while a later layer reads it. `Transitions.after` gives the state after a
-chain, with the transfers before the chain; `codl.plan.price.after_stage` moves the clocks.
+chain, with the transfers before the chain; `after_stage` moves the clocks.
 
 A label is a state at a point between two layers, and the chains that lead to it. Of two labels with
 equal regions, one that is later on both clocks is dropped. At each point the best labels are
@@ -12,7 +12,7 @@ extended: eight in large searches, and 64 in small ones, where the search is mos
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -23,12 +23,11 @@ import numpy as np
 
 from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
-from codl.ir.types import PROCESSORS
+from codl.ir.types import PROCESSORS, Direction
 from codl.lower.partition import WAYS, Residency, missing_regions
 from codl.plan.chain_costs import CandidateChain, ChainCosts, Chosen
 from codl.plan.cost_model import Milliseconds, Pair
 from codl.plan.parts import NONE, Numbers, box, key_factors, missing_sizes
-from codl.plan.price import START, TransferCost, after_stage
 
 #: The labels that are extended at a point, in networks with at most `FEW` candidate chains and in
 #: larger ones.
@@ -36,6 +35,60 @@ WIDEST, NARROW, FEW = 64, 8, 200
 #: The regions, by number, of each live tensor that the CPU and the GPU hold: cpu, gpu, cpu, gpu,
 #: ...
 ResidentRegions: TypeAlias = tuple[int, ...]
+#: Both clocks at the start of an inference.
+START: Pair = (0.0, 0.0)
+
+
+class TransferCost(NamedTuple):
+    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's work, that work."""
+
+    way: Direction
+    gpu_ms: float
+    wait_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
+        """From the parts of data sharing by name; the GPU maps the memory that it reads."""
+        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
+        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+        if way == "to_cpu":
+            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
+        return cls(way, kernel + mapped, 0.0, copied)
+
+
+def after_stage(
+    clocks: Pair,
+    transfers: Sequence[TransferCost],
+    launches_ms: float = 0.0,
+    works: Pair = START,
+    copies_ms: float = 0.0,
+) -> Pair:
+    """The clocks of both processors after a stage: an exchange and the shards of a chain.
+
+    The order of events is that of `codl.lower.lowering`. The GPU's transfers to the CPU run right
+    after its previous shard. The CPU sends its transfers to the GPU, enqueues the GPU's kernels,
+    waits for the GPU's transfers, and computes. A chain waits only for the data that it needs.
+
+    `clocks` are milliseconds since the start of the inference. Enqueueing takes the CPU
+    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`.
+    """
+    cpu, gpu = clocks
+    arrivals = []
+    for way, gpu_ms, wait_ms, cpu_ms in transfers:
+        if way == "to_cpu":
+            gpu += gpu_ms
+            arrivals.append((gpu + wait_ms, cpu_ms))
+    for way, gpu_ms, _, cpu_ms in transfers:
+        if way == "to_gpu":
+            cpu += cpu_ms
+            gpu = max(gpu, cpu) + gpu_ms
+    if works[1] or copies_ms:
+        gpu = max(gpu, cpu) + copies_ms + works[1]
+    cpu += launches_ms
+    for arrival, cpu_ms in arrivals:
+        cpu = max(cpu, arrival) + cpu_ms
+    return cpu + works[0], gpu
 
 
 class RegionTransfer(NamedTuple):

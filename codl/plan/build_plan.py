@@ -1,8 +1,8 @@
-"""Makes plans: of given chains, of one processor, and with fallbacks for wrong variants.
+"""Makes plans without predictions: of one processor, and with fallbacks for wrong variants.
 
-`make_plan` chooses the variants that are predicted fastest for given chains, and predicts the plan.
-`one_processor` and `cpu_plans` make predicted plans without a split, `default_plan` and
-`preferring` plans without predictions. `with_fallbacks` replaces variants that were found wrong.
+`default_plan` and `preferring` take the first variant of each op. `with_fallbacks` replaces
+variants that were found wrong. `codl.plan.predicted_plan` makes plans in the variants that are
+predicted fastest. This module loads no cost model, so a run of a given plan needs none.
 """
 
 from __future__ import annotations
@@ -10,29 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import inf
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from codl.errors import UnsupportedError
-from codl.ir import Dim, Layer, Network, to_text
+from codl.ir import Dim, Layer, Network
 from codl.ir.plan import Chain, OpFallback, Plan, Sharing
 from codl.ir.records.soc import Soc
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir.types import Processor, Storage
 from codl.kernels import registry
-from codl.kernels.base import LIBRARIES
-from codl.plan.beam_search import Transitions
-from codl.plan.chain_costs import ChainCosts, ChainKey
-from codl.plan.cost_model import CostModel
-from codl.plan.coverage import covered, estimated, not_counted
-from codl.plan.parts import Walk
-from codl.plan.price import START
-from codl.plan.shards import in_each_library, planar_of
 
-#: A split plan must be predicted to take less than this part of the faster processor's latency.
-#: Predictions of one processor are within 10 % for most networks, and plans of many chains are
-#: slower than predicted more often than faster (docs/decisions.md).
-WORTH = 0.9
 #: The partition ratio of a plan of one processor.
 ALONE: Mapping[Processor, float] = {"cpu": 0.0, "gpu": 1.0}
 #: Fallbacks by layer, and by the processor on which the planned variant is wrong.
@@ -44,53 +34,7 @@ def chain_of(layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Chain:
     return Chain(tuple(layer.name for layer in layers), dim, gpu_ratio, {})
 
 
-def make_plan(
-    network: Network,
-    cost: CostModel,
-    chains: Sequence[Chain],
-    *,
-    strategy: str,
-    sharing: Sharing,
-    method: str = "",
-    costs: ChainCosts | None = None,
-) -> Plan:
-    """A plan of these chains, in the variants that are predicted fastest.
-
-    `costs` may be chain costs of the same cost model at these ratios. Raises `UnsupportedError` for
-    a layer for which its processor has no variant with a predictor.
-    """
-    if costs is None:
-        costs = ChainCosts(network, cost, sorted({0.0, 1.0, *(x.gpu_ratio for x in chains)}))
-    plan = _unpredicted(network, cost.soc, strategy, chains, sharing)
-    keys: list[ChainKey] = []
-    for chain, layers in plan.layers(network):
-        start = keys[-1][1] if keys else 0
-        keys.append((start, start + len(layers), chain.dim, chain.gpu_ratio))
-    transitions = Transitions(costs, sharing)
-    new = [costs.walk(*key) for key in keys if key not in costs.known]
-    if new:
-        transitions.prefetch(costs.evaluate(new))
-    if not costs.known.keys() >= set(keys):
-        raise _unsupported(costs, new)
-    clocks, resident, planned = START, transitions.start, []
-    for chain, key in zip(plan.chains, keys, strict=True):
-        candidate = costs.known[key]
-        clocks, resident = transitions.after(clocks, resident, candidate)
-        variants = {name: by_side for name, by_side in costs.variants(candidate).items() if by_side}
-        planned.append(replace(chain, variants=variants))
-    return replace(
-        plan,
-        chains=tuple(planned),
-        predicted_ms=transitions.end_ms(clocks, resident),
-        predictor=cost.predictors.name,
-        source=cost.soc.source,
-        not_counted=not_counted(cost, network),
-        estimated=estimated(cost, network),
-        method=method,
-    )
-
-
-def _unpredicted(
+def unpredicted(
     network: Network, soc: Soc, strategy: str, chains: Iterable[Chain], sharing: Sharing
 ) -> Plan:
     return Plan(
@@ -103,97 +47,6 @@ def _unpredicted(
         predicted_ms=None,
         chains=tuple(chains),
     )
-
-
-def _unsupported(costs: ChainCosts, walks: Sequence[Walk]) -> UnsupportedError:
-    for step in costs.halo(walks).steps():
-        for numbers in step.parts:
-            for side, number in enumerate(numbers.tolist()):
-                if costs.table.fastest_ms(numbers[[side]], side)[0] == inf:
-                    name = costs.network.layers[step.layer].name
-                    return UnsupportedError(
-                        f"The {PROCESSORS[side]} has no kernel variant with a predictor for "
-                        f"{name!r} ({to_text(costs.table.op(number))})."
-                    )
-    raise AssertionError("every part has a variant")
-
-
-# One processor.
-
-
-def one_processor(
-    network: Network,
-    cost: CostModel,
-    processor: Processor,
-    *,
-    strategy: str,
-    sharing: Sharing = "gather",
-    method: str = "",
-    costs: ChainCosts | None = None,
-) -> Plan:
-    """All ops on one processor in their fastest variants; unsupported ops go to the other one.
-
-    `costs` may be chain costs of the same cost model.
-    """
-    cost, alone = covered(cost, network), ALONE[processor]
-    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
-    ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
-    chains = [
-        chain_of([layer for layer, _ in together], "H", ratio)
-        for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
-    ]
-    return make_plan(
-        network, cost, chains, strategy=strategy, sharing=sharing, method=method, costs=costs
-    )
-
-
-def cpu_plans(network: Network, cost: CostModel, *, strategy: str) -> list[Plan]:
-    """Plans of the CPU alone: the one predicted fastest, then one for each library.
-
-    A library's plan uses other libraries only for ops that it does not support. A device decides
-    which plan is fastest better than predictions do.
-    """
-    costs = in_each_library(network, cost)
-    plans = [one_processor(network, each, "cpu", strategy=strategy) for each in costs]
-    # After a short collection only some ops of a library have predictions, and predicted plans mix
-    # libraries. So each library also has a plan without predictions. Library 0 (ncnn) has several
-    # variants of an op; only predictions can choose one.
-    for library in () if cost.soc.is_replayed else range(1, len(LIBRARIES)):
-        accepted = ((x.name, registry.of_library(x.op, library, cost.soc)) for x in network.layers)
-        variants = {name: variant.name for name, variant in accepted if variant is not None}
-        if variants:
-            plan = default_plan(network, cost.soc, "cpu", variants=variants)
-            plans.append(replace(plan, strategy=strategy))
-    different: dict[str, Plan] = {}
-    for plan in plans:
-        different.setdefault(plan.fingerprint, plan)
-    return list(different.values())
-
-
-def unless_alone(
-    plan: Plan, network: Network, cost: CostModel, costs: ChainCosts | None = None
-) -> Plan:
-    """The plan, or the faster processor's where the predicted gain is below the prediction error.
-
-    `costs` may be chain costs of the same cost model.
-    """
-    cost, ops = covered(cost, network), [layer.op for layer in network.layers]
-    alone = [
-        one_processor(
-            network,
-            cost,
-            processor,
-            strategy=plan.strategy,
-            sharing="missing",
-            method=f"the {processor} alone: two gain less than {1 - WORTH:.0%}",
-            costs=costs,
-        )
-        for processor in PROCESSORS
-        if max(cost.fastest_ms(ops, processor), default=0.0) < inf
-    ]
-    faster = min(alone, key=lambda single: single.predicted_ms or 0.0, default=plan)
-    limit_ms = WORTH * (faster.predicted_ms or 0.0)
-    return faster if (plan.predicted_ms or 0.0) > limit_ms else plan
 
 
 def default_plan(
@@ -221,14 +74,14 @@ def default_plan(
         for layer, variant in zip(network.layers, chosen, strict=True)
     }
     if processor == "gpu" and chained:
-        planar = planar_of(network.layers, chosen, soc)
+        planar = planar_of(network.layers, chosen)
         for layer, variant, is_planar in zip(network.layers, chosen, planar, strict=True):
             if is_planar and layer.name not in named:
                 names[layer.name] = {processor: variant.planar_fallback}
     groups = [tuple(names)] if chained else [(name,) for name in names]
     ratio = ALONE[processor]
     chains = (Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
-    return _unpredicted(network, soc, f"all-{processor}", chains, "gather")
+    return unpredicted(network, soc, f"all-{processor}", chains, "gather")
 
 
 def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
@@ -245,7 +98,7 @@ def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
     for side, together in groupby(zip(network.layers, sides, strict=True), itemgetter(1)):
         names = {layer.name: {side: _default(layer, side, soc).name} for layer, _ in together}
         chains.append(Chain(tuple(names), "H", ALONE[side], names))
-    return _unpredicted(network, soc, f"rather-{processor}", chains, "missing")
+    return unpredicted(network, soc, f"rather-{processor}", chains, "missing")
 
 
 def _default(layer: Layer, processor: Processor, soc: Soc) -> Any:
@@ -263,6 +116,45 @@ def _default(layer: Layer, processor: Processor, soc: Soc) -> Any:
             f"{refusals or 'None is written.'}"
         )
     return variants[0]
+
+
+# Planar fallbacks.
+
+
+class _Stored(Protocol):
+    """A kernel variant, or the cost of one: its storage, and the name of its planar fallback."""
+
+    @property
+    def storage(self) -> Storage | None: ...
+    @property
+    def planar_fallback(self) -> str | None: ...
+
+
+def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None]) -> NDArray[np.bool_]:
+    """By layer, True where the GPU computes it in the planar fallback of its variant.
+
+    A layer with a planar fallback uses it if more than half of its tensors are planar: the storages
+    of tensors follow from the layers without a choice. `variants` are the planned variants, None
+    for layers without one.
+    """
+    #: (number, layer, its variant is planar, it has a planar fallback) of layers with a variant.
+    planned: list[tuple[int, Layer, bool, bool]] = []
+    for at, (layer, variant) in enumerate(zip(layers, variants, strict=True)):
+        if variant is not None:
+            is_planar = variant.storage is not None and variant.storage.layout == "planar"
+            goes_planar = variant.planar_fallback is not None
+            planned.append((at, layer, is_planar, goes_planar))
+    wanted: dict[str, bool] = {}
+    for _, layer, is_planar, goes_planar in reversed(planned):
+        want = wanted.get(layer.output) if goes_planar else is_planar
+        if want is not None:
+            wanted |= dict.fromkeys((*layer.inputs, layer.output), want)
+    planar = np.zeros(len(layers), np.bool_)
+    for at, layer, _, goes_planar in planned:
+        if goes_planar:
+            around = [wanted[name] for name in (*layer.inputs, layer.output) if name in wanted]
+            wanted[layer.output] = planar[at] = 2 * sum(around) > len(around)
+    return planar
 
 
 # Fallbacks.

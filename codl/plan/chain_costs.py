@@ -393,18 +393,18 @@ class ChainEvaluation:
 
     def columns(self) -> Milliseconds:
         """The columns to sum over the layers of a chain, shaped (rows, columns)."""
-        cpu, gpu, amounts = self._cpu, self._gpu, self._costs.table.amounts()
+        cpu, gpu, table = self._cpu, self._gpu, self._costs.table
         packing_ms, packed_bytes = self._packing()
         columns = {
             "missing": cpu.missing + gpu.missing,
             "cpu_ms": cpu.ms,
             "cpu_saved_ms": cpu.saved_ms,
-            "cpu_bytes": amounts["bytes"][cpu.parts] + packed_bytes,
-            "cpu_images": amounts["images"][cpu.parts],
+            "cpu_bytes": table.bytes[cpu.parts] + packed_bytes,
+            "cpu_images": table.images[cpu.parts],
             "cpu_parts": cpu.parts != NONE,
             "packing_ms": packing_ms,
             "gpu_ms": gpu.ms,
-            "gpu_bytes": amounts["bytes"][gpu.parts],
+            "gpu_bytes": table.bytes[gpu.parts],
             "launches": gpu.launches,
         }
         sums = np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)

@@ -7,11 +7,11 @@ are cached and predicted in batches.
 Predictors are trained on ops that run repeatedly by themselves. Inside a network an op takes longer
 (`codl.predict.in_network_cost`), and the runs of earlier plans may correct predictions.
 
-A processor's wait for the other one is measured in three ways, and counted once. `dispatch` rows
-contain a first launch and a wait at each count of launches, so only differences between counts are
-used. The parts of data-sharing rows were timed separately: `sync` is the shortest wait, on an empty
-queue, and `map` and `unmap` contain a first launch and a wait each. `first_launch` and `event_wait`
-rows have only these two, and replace the others where they exist.
+The CPU's wait for the GPU is measured in three ways, and counted once. `dispatch` rows contain a
+wait at each count of launches, so only differences between counts are used. The parts of
+data-sharing rows were timed separately: `sync` is the shortest wait, on an empty queue, and `map`
+and `unmap` contain a wait each. `event_wait` rows have only a wait, and replace the others where
+they exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -37,8 +36,6 @@ from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.tuning import Tuning
 from codl.predict.features import (
     EventWait,
-    FirstLaunch,
-    Gap,
     Item,
     Launches,
     sharing_target,
@@ -53,54 +50,10 @@ from codl.predict.in_network_cost import (
     measured_way,
 )
 
-#: Typical milliseconds for which a queue is empty, or the CPU waits, in networks with stages of a
-#: few milliseconds.
+#: Typical milliseconds for which the CPU waits, in networks with stages of a few milliseconds.
 GAP_MS = 1.0
 #: The parts of data sharing that are queue commands.
 QUEUED = ("map", "unmap")
-
-
-@dataclass(frozen=True)
-class SignalCosts:
-    """Milliseconds of signals between the processors.
-
-    `first_launch_ms` is from enqueueing on an empty queue to the start of the kernel, 0 if not
-    measured. `wait_ms` is from the end of a kernel until the CPU notices it, None if not measured.
-    """
-
-    first_launch_ms: float = 0.0
-    wait_ms: float | None = None
-
-    @classmethod
-    def of(cls, predictors: LatencyPredictors) -> SignalCosts:
-        """From the predictors of signals."""
-        targets = frozenset(predictors.targets)
-
-        def predicted_ms(signal: Gap) -> float | None:
-            target = f"{signal.kind}_{signal.processor}"
-            if target not in targets:
-                return None
-            return float(predictors.latency_ms(target, [signal])[0])
-
-        return cls(
-            first_launch_ms=predicted_ms(FirstLaunch(GAP_MS)) or 0.0,
-            wait_ms=predicted_ms(EventWait(GAP_MS)),
-        )
-
-    def inside(self, parts: Mapping[str, float]) -> Mapping[str, float]:
-        """Milliseconds of a transfer's parts by name, inside an executable.
-
-        `sync` becomes the measured wait. Maps and unmaps follow other commands, so the time that an
-        empty queue added to them is subtracted. Parts stay as timed where waits were not measured,
-        or the transfer was measured as a whole.
-        """
-        if self.wait_ms is None or "transform" not in parts:
-            return parts
-        added_ms = self.first_launch_ms + self.wait_ms
-        queued_ms = {part: max(0.0, parts[part] - added_ms) for part in QUEUED if part in parts}
-        return {**parts, **queued_ms, "sync": self.wait_ms}
-
-
 #: A transfer, copy or packing of a tensor region: its direction and shape.
 Move: TypeAlias = tuple[Direction, Shape]
 Milliseconds: TypeAlias = NDArray[np.float64]
@@ -158,9 +111,8 @@ class _Predicted(NamedTuple):
     calls_ms: float
 
 
-class _Request(NamedTuple):
-    places: list[int]
-    variants: list[Any]
+#: By target, the places of ops in a list, and the variant of each.
+_Asked: TypeAlias = Mapping[str, Sequence[tuple[int, Any]]]
 
 
 @dataclass
@@ -208,10 +160,6 @@ class CostModel:
         other.library = library
         return other
 
-    def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
-        """The cost model with other predictors, and nothing cached."""
-        return replace(self, predictors=predictors)
-
     @cached_property
     def _targets(self) -> frozenset[str]:
         return frozenset(self.predictors.targets)
@@ -231,23 +179,22 @@ class CostModel:
         return [costs_by_op[op] for op in asked]
 
     def _predict(self, ops: Sequence[Op], processor: Processor) -> None:
-        asked: dict[str, _Request] = {}
+        asked: dict[str, list[tuple[int, Any]]] = {}
         for at, op in enumerate(ops):
             for target, variant in self._measured(op, processor):
-                request = asked.setdefault(target, _Request([], []))
-                request.places.append(at)
-                request.variants.append(variant)
+                asked.setdefault(target, []).append((at, variant))
+        each = ((target, *row) for target, of_target in asked.items() for row in of_target)
         rows: list[list[_Predicted]] = [[] for _ in ops]
-        for target, latencies in self._inside_ms(processor, ops, asked).items():
-            for at, variant, (latency_ms, calls_ms) in zip(*asked[target], latencies, strict=True):
-                cost = VariantCost(variant.name, latency_ms)
-                if processor == "gpu":
-                    cost = cost._replace(
-                        storage=variant.storage, planar_fallback=variant.planar_fallback
-                    )
-                elif variant.backend in LIBRARIES:
-                    cost = cost._replace(library=LIBRARIES.index(variant.backend))
-                rows[at].append(_Predicted(target, cost, calls_ms))
+        predicted = self._inside_ms(processor, ops, asked) if asked else ()
+        for (target, at, variant), (latency_ms, calls_ms) in zip(each, predicted, strict=True):
+            cost = VariantCost(variant.name, latency_ms)
+            if processor == "gpu":
+                cost = cost._replace(
+                    storage=variant.storage, planar_fallback=variant.planar_fallback
+                )
+            elif variant.backend in LIBRARIES:
+                cost = cost._replace(library=LIBRARIES.index(variant.backend))
+            rows[at].append(_Predicted(target, cost, calls_ms))
         self._predicted[processor].update(zip(ops, rows, strict=True))
 
     def _correct(self, ops: Sequence[Op], processor: Processor) -> None:
@@ -299,34 +246,33 @@ class CostModel:
         return op_costs[variant].latency_ms if variant in op_costs else _least_ms(op_costs)
 
     def _inside_ms(
-        self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Request]
-    ) -> dict[str, list[tuple[float, float]]]:
-        """By target, (milliseconds inside a network, milliseconds of net calls) of each asked op.
+        self, processor: Processor, ops: Sequence[Op], asked: _Asked
+    ) -> Iterator[tuple[float, float]]:
+        """Milliseconds of each asked op inside a network, and of its net calls; target by target.
 
         All costs besides the targets' own predictions are computed for all ops at once.
         """
-        if not asked:
-            return {}
         sizes = ColumnsByType([op.one_image for op in ops])
-        rows = {target: sizes.some(request.places) for target, request in asked.items()}
+        rows = {name: sizes.some([at for at, _ in of_target]) for name, of_target in asked.items()}
         alone = [self.predictors.latency_ms(target, columns) for target, columns in rows.items()]
-        alone_ms = np.concatenate(alone)
-        places = np.concatenate([request.places for request in asked.values()])
-        variants = [variant for request in asked.values() for variant in request.variants]
+        alone_ms, counts = np.concatenate(alone), [*map(len, asked.values())]
+        pairs = [row for of_target in asked.values() for row in of_target]
+        places, variants = np.array([at for at, _ in pairs]), [variant for _, variant in pairs]
+        #: The first variant of each target. All ops of a target run in one variant (muLayer's
+        #: targets are an exception).
+        first = [of_target[0][1] for of_target in asked.values()]
         together = np.array([variant.takes_batch for variant in variants])
         images = np.array([op.images for op in ops], np.float64)[places]
         at_once = np.where(together, images, 1.0)
         taken_ms = images * alone_ms
         # In a batch, only the first image reads the weights from memory.
         # All ops of a target, and all targets of a library, share one set of costs.
-        counts = [len(request.places) for request in asked.values()]
-        each = [self.inside(processor, request.variants[0].backend) for request in asked.values()]
+        each = [self.inside(processor, variant.backend) for variant in first]
         costs = InNetworkCost(*np.repeat(np.array([*map(astuple, each)]), counts, axis=0).T)
-        # The size of weights in memory relative to the op's own, e.g. for Winograd. All ops of a
-        # target run in one variant (muLayer's targets are an exception).
+        # The size of weights in memory relative to the op's own, e.g. for Winograd.
         growth = [
-            self.tuning.weight_growth(request.variants[0], columns, self.soc)
-            for request, columns in zip(asked.values(), rows.values(), strict=True)
+            self.tuning.weight_growth(variant, columns, self.soc)
+            for variant, columns in zip(first, rows.values(), strict=True)
         ]
         is_transformed = np.array([variant.transforms_weights for variant in variants])
         weights, transformed, tensors = kept_bytes(
@@ -343,9 +289,7 @@ class CostModel:
         if processor == "gpu":
             taken_ms = self.limits.kept_ms(taken_ms, self.inside("gpu").call_ms)
         of_nets_ms = calls_ms if processor == "cpu" else np.zeros_like(taken_ms)
-        pairs = list(zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True))
-        ends = accumulate((len(request.places) for request in asked.values()), initial=0)
-        return {target: pairs[a:b] for target, (a, b) in zip(asked, pairwise(ends), strict=True)}
+        return zip(taken_ms.tolist(), of_nets_ms.tolist(), strict=True)
 
     # Data sharing.
 
@@ -389,12 +333,24 @@ class CostModel:
         return self._parts[direction, shape]
 
     def transfer_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
-        """Milliseconds of a transfer's parts by name, inside an executable."""
-        return self.signals.inside(self.sharing_parts(direction, shape))
+        """Milliseconds of a transfer's parts by name, inside an executable.
+
+        `sync` becomes the measured wait. Maps and unmaps follow other commands, so the wait that an
+        empty queue added to them is subtracted. Parts stay as timed where waits were not measured,
+        or the transfer was measured as a whole.
+        """
+        parts, wait_ms = self.sharing_parts(direction, shape), self._wait_ms
+        if wait_ms is None or "transform" not in parts:
+            return parts
+        queued_ms = {part: max(0.0, parts[part] - wait_ms) for part in QUEUED if part in parts}
+        return {**parts, **queued_ms, "sync": wait_ms}
 
     @cached_property
-    def signals(self) -> SignalCosts:
-        return SignalCosts.of(self.predictors)
+    def _wait_ms(self) -> float | None:
+        """Milliseconds from the end of a kernel until the CPU notices it; None if not measured."""
+        if "event_wait_cpu" not in self._targets:
+            return None
+        return float(self.predictors.latency_ms("event_wait_cpu", [EventWait(GAP_MS)])[0])
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())

@@ -211,7 +211,7 @@ def covered(cost: CostModel, network: Network) -> CostModel:
         if not rates:
             return cost
         predictors = EstimatingPredictors(cost.predictors, rates=rates, soc=cost.soc)
-        return cost.with_predictors(predictors)
+        return replace(cost, predictors=predictors)
     measured = cost.predictors.targets
     missing: set[str] = set()
     for layer in network.layers:
@@ -223,7 +223,7 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     partly = ReplayPredictors(
         cost.predictors, zero=frozenset(missing), free=frozenset((*free, *INCLUDED))
     )
-    return cost.with_predictors(partly)
+    return replace(cost, predictors=partly)
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
@@ -322,4 +322,4 @@ def without(
     overlay = AdjustedPredictors(
         cost.predictors, without=frozenset(targets), free=frozenset(ways), costs=inside or {}
     )
-    return cost.with_predictors(overlay)
+    return replace(cost, predictors=overlay)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from codl.ir import Network, Region
 from codl.ir.ops.onnx_model import OnnxModel
@@ -19,11 +19,15 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, PROCESSORS, Element, Layout, Processor, Storage, arithmetic_of
 from codl.kernels import registry
 from codl.lower.partition import Part, partition_plan
-from codl.plan.cost_model import CostModel
-from codl.plan.price import KINDS, Totals
+
+if TYPE_CHECKING:  # a plan that was given has no cost model
+    from codl.plan.cost_model import CostModel
+    from codl.plan.price import Totals
 
 #: Layers that are timed together, by the label of their net or kernels.
 Groups: TypeAlias = Mapping[str, Sequence[str]]
+#: The processor of each kind of computing span.
+KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
 #: The number of each storage, its index in `STORAGES`.
 STORAGE_NUMBER: Mapping[Storage, int] = {storage: at for at, storage in enumerate(STORAGES)}
 #: The names of the tables of parts.
-TABLES = ("boxes", "needs", "elements", "library_ms", "storage_ms", "_fastest_ms")
+TABLES = (
+    "boxes", "needs", "elements", "bytes", "images", "library_ms", "storage_ms", "_fastest_ms",
+)  # fmt: skip
 #: The initial capacity of the tables, in parts; it doubles when they are full.
 ROOM = 1024
 #: Both processors together compute at most this many times the elements of each layer.
@@ -171,10 +173,11 @@ class PartTable:
     """Tables of the parts of ops; `NONE` is the number of the empty part.
 
     `ops` are the distinct ops, and `op_of` has the op number of each given op. `boxes` (parts, 6)
-    are the output regions of parts, `elements` (parts) their sizes, and `needs` (parts, inputs, 6)
-    the input regions. `library_ms` (parts, libraries) and `storage_ms` (parts, storages) have the
-    milliseconds in the fastest variants of the CPU and the GPU, NaN where not predicted yet. The
-    tables have spare rows at their end. Ops are cut at `ratios`, the first 0 and the last 1.
+    are the output regions of parts, and `needs` (parts, inputs, 6) the input regions. `elements`
+    (parts) are those of the output. `bytes` and `images` (parts), and the milliseconds in the
+    fastest variants of the CPU and the GPU, `library_ms` (parts, libraries) and `storage_ms`
+    (parts, storages), are of predicted parts. The tables have spare rows at their end. Ops are cut
+    at `ratios`, the first 0 and the last 1.
     """
 
     def __init__(self, ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> None:
@@ -201,12 +204,12 @@ class PartTable:
         inputs = max(len(op.inputs) for op in self.ops)
         self.needs: Boxes = np.full((ROOM, inputs, 6), NOTHING, np.int64)
         self.elements = np.zeros(ROOM, np.int64)
+        self.bytes, self.images = np.zeros((2, ROOM))
         self.library_ms = np.full((ROOM, len(LIBRARIES)), np.nan)
         self.storage_ms = np.full((ROOM, len(STORAGES)), np.nan)
         #: Milliseconds in the fastest variant of each processor, shaped (parts, 2).
         self._fastest_ms = np.full((ROOM, 2), np.nan)
         self.library_ms[NONE] = self.storage_ms[NONE] = self._fastest_ms[NONE] = 0.0
-        self._amounts: dict[str, Milliseconds] = {}
 
     # Cutting.
 
@@ -296,32 +299,17 @@ class PartTable:
         if new:
             table = self.storage_ms if side else self.library_ms
             table[new] = np.inf
-            by_op = self._cost.prefetch([self.op(number) for number in new], PROCESSORS[side])
+            ops = [self.op(number) for number in new]
+            inputs, weights, outputs, _ = ColumnsByType(ops).amounts
+            self.bytes[new] = 4 * (inputs + weights + outputs)
+            self.images[new] = [op.images for op in ops]
+            by_op = self._cost.prefetch(ops, PROCESSORS[side])
             for number, op_costs in zip(new, by_op, strict=True):
                 for cost in op_costs.values():
                     at = cost.library if cost.storage is None else STORAGE_NUMBER[cost.storage]
                     table[number, at] = min(table[number, at], cost.latency_ms)
             fastest_ms[new] = table[new].min(axis=1)
         return np.asarray(fastest_ms[numbers])
-
-    def amounts(self) -> Mapping[str, Milliseconds]:
-        """Columns over all parts: bytes in all, images and launches."""
-        known = len(self._amounts["bytes"]) if self._amounts else 1
-        if self._amounts and known == self._count:
-            return self._amounts
-        made = self._made[known - 1 :]
-        inputs, weights, outputs, _ = ColumnsByType(made).amounts
-        images = np.array([op.images for op in made], np.float64)
-        columns = {
-            "bytes": 4 * (inputs + weights + outputs),
-            "images": images,
-            "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
-        }
-        before = self._amounts or dict.fromkeys(columns, np.zeros(1))
-        self._amounts = {
-            name: np.concatenate([before[name], column]) for name, column in columns.items()
-        }
-        return self._amounts
 
 
 class Walk(NamedTuple):

@@ -4,7 +4,7 @@
 and corrections: launches, transfers, copies between storages, calls of nets, tensors that nets pack
 and unpack, and residual adds inside convolutions. `ProfiledTimes` has the same times from profiled
 runs. The price of an executable is the end of its timeline. The search has the same order of events
-(`after_stage`), with times from its tables (`codl.plan.chain_costs`).
+(`codl.plan.beam_search.after_stage`), with times from its tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -39,61 +39,9 @@ from codl.ir.records.results import SpanKind, TimeSpan
 from codl.ir.records.statistic import nearest
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.lower.nets import library_of, packed
-from codl.plan.cost_model import CostModel, Milliseconds, Pair
 
-START: Pair = (0.0, 0.0)
-
-
-class TransferCost(NamedTuple):
-    """Milliseconds of a transfer: the GPU's work, the delay until the CPU's work, that work."""
-
-    way: Direction
-    gpu_ms: float
-    wait_ms: float
-    cpu_ms: float
-
-    @classmethod
-    def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
-        """From the parts of data sharing by name; the GPU maps the memory that it reads."""
-        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
-        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
-        if way == "to_cpu":
-            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
-        return cls(way, kernel + mapped, 0.0, copied)
-
-
-def after_stage(
-    clocks: Pair,
-    transfers: Sequence[TransferCost],
-    launches_ms: float = 0.0,
-    works: Pair = START,
-    copies_ms: float = 0.0,
-) -> Pair:
-    """The clocks of both processors after a stage: an exchange and the shards of a chain.
-
-    The order of events is that of `codl.lower.lowering`. The GPU's transfers to the CPU run right
-    after its previous shard. The CPU sends its transfers to the GPU, enqueues the GPU's kernels,
-    waits for the GPU's transfers, and computes. A chain waits only for the data that it needs.
-
-    `clocks` are milliseconds since the start of the inference. Enqueueing takes the CPU
-    `launches_ms`; the shards take `works`, and copies between storages take the GPU `copies_ms`.
-    """
-    cpu, gpu = clocks
-    arrivals = []
-    for way, gpu_ms, wait_ms, cpu_ms in transfers:
-        if way == "to_cpu":
-            gpu += gpu_ms
-            arrivals.append((gpu + wait_ms, cpu_ms))
-    for way, gpu_ms, _, cpu_ms in transfers:
-        if way == "to_gpu":
-            cpu += cpu_ms
-            gpu = max(gpu, cpu) + gpu_ms
-    if works[1] or copies_ms:
-        gpu = max(gpu, cpu) + copies_ms + works[1]
-    cpu += launches_ms
-    for arrival, cpu_ms in arrivals:
-        cpu = max(cpu, arrival) + cpu_ms
-    return cpu + works[0], gpu
+if TYPE_CHECKING:  # measured times need no predictions
+    from codl.plan.cost_model import CostModel, Milliseconds, Pair
 
 
 @dataclass(frozen=True)
@@ -102,7 +50,7 @@ class StageTimes:
 
     `nets_ms` is by net number, and `kernels_ms` by the number of a step that the GPU computes or
     copies; both include the slowdown by the other processor. `transfers_ms` has the parts of each
-    transfer by its step number. `launches_ms` is that of `after_stage`.
+    transfer by its step number. `launches_ms` is the CPU's time to enqueue them.
     """
 
     label: str
@@ -269,7 +217,7 @@ def predicted_timeline(
 
 
 class _Timeline:
-    """The spans so far, and the clock of each processor; the order is that of `after_stage`."""
+    """The spans so far, and the clock of each processor; the order is that of the search."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
@@ -329,8 +277,6 @@ class _Timeline:
 # Measured times.
 
 
-#: The processor of each kind of computing span.
-KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}
 #: The parts of data sharing that a profile shows. It does not show the duration of a wait without
 #: the time until the data was ready.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")

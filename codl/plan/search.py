@@ -12,7 +12,7 @@ Algorithm 1 does. The strategies `codl-paper` and `mulayer` plan by them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,13 +23,13 @@ import numpy as np
 from codl.ir import Dim, Layer, Network, Region
 from codl.ir.ops.base import AXES
 from codl.ir.plan import Chain, Plan, Sharing
-from codl.plan.beam_search import Transitions, fastest
-from codl.plan.build_plan import chain_of, make_plan, one_processor, unless_alone
+from codl.plan.beam_search import START, Transitions, fastest
+from codl.plan.build_plan import chain_of
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds, Pair
 from codl.plan.coverage import covered
 from codl.plan.parts import NONE, Numbers, Walk, box
-from codl.plan.price import START
+from codl.plan.predicted_plan import make_plan, one_processor, unless_alone
 
 #: The labels that are extended at a point in a search over the ratios of a plan's chains.
 RECUT_LABELS = 32
@@ -166,21 +166,12 @@ class Candidates:
                     yield Walk(stop, "H", step, frozenset(starts))
 
     def _split(self) -> Iterator[Walk]:
-        """Walks of split chains; equal runs of ops have equal walks, which are made once."""
-        walks_by_ops: dict[Hashable, list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
-            ops = tuple(self._table.op_of[max(0, stop - LONGEST) : stop])
-            if ops not in walks_by_ops:
-                walks = (
-                    Walk(stop, dim, step, frozenset(starts))
-                    for dim in AXES
-                    for step, starts in self._starts_by_step(stop, dim).items()
-                )
-                walks_by_ops[ops] = list(self._different(walks))
-            for walk in walks_by_ops[ops]:
-                moved = stop - walk.stop
-                starts = frozenset(start + moved for start in walk.starts) if moved else walk.starts
-                yield walk._replace(stop=stop, starts=starts)
+            yield from self._different(
+                Walk(stop, dim, step, frozenset(starts))
+                for dim in AXES
+                for step, starts in self._starts_by_step(stop, dim).items()
+            )
 
     def _different(self, walks: Iterator[Walk]) -> Iterator[Walk]:
         seen: set[tuple[Dim, tuple[int, ...]]] = set()

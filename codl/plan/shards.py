@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from codl.ir import Layer, Network, Op
+from codl.ir import Network, Op
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
 from codl.lower.partition import loading, net_level, packs, storing
+from codl.plan.build_plan import planar_of
 from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.parts import NONE, STORAGE_NUMBER, Flags, LayerPass, Numbers, PartTable, is_something
 
@@ -287,48 +287,12 @@ def _by_library(levels: Flags) -> Numbers:
 # Storages and kernels of the GPU.
 
 
-class _Stored(Protocol):
-    """A kernel variant, or the cost of one: its storage, and the name of its planar fallback."""
-
-    @property
-    def storage(self) -> Storage | None: ...
-    @property
-    def planar_fallback(self) -> str | None: ...
-
-
 def planar_layers(network: Network, cost: CostModel) -> Flags:
     """By layer, True where the GPU computes it in a planar fallback of its fastest variant."""
     layers = network.layers
     cost.prefetch([layer.op for layer in layers], "gpu")
     fastest = (cost.fastest_by_storage(layer.op, "gpu").values() for layer in layers)
-    return planar_of(layers, [next(iter(costs), None) for costs in fastest], cost.soc)
-
-
-def planar_of(layers: Sequence[Layer], variants: Sequence[_Stored | None], soc: Soc) -> Flags:
-    """By layer, True where the GPU computes it in the planar fallback of its variant.
-
-    A layer with a planar fallback uses it if more than half of its tensors are planar: the storages
-    of tensors follow from the layers without a choice. `variants` are the planned variants, None
-    for layers without one.
-    """
-    #: (number, layer, its variant is planar, it has a planar fallback) of layers with a variant.
-    planned: list[tuple[int, Layer, bool, bool]] = []
-    for at, (layer, variant) in enumerate(zip(layers, variants, strict=True)):
-        if variant is not None:
-            is_planar = variant.storage is not None and variant.storage.layout == "planar"
-            goes_planar = variant.planar_fallback is not None
-            planned.append((at, layer, is_planar, goes_planar))
-    wanted: dict[str, bool] = {}
-    for _, layer, is_planar, goes_planar in reversed(planned):
-        want = wanted.get(layer.output) if goes_planar else is_planar
-        if want is not None:
-            wanted |= dict.fromkeys((*layer.inputs, layer.output), want)
-    planar = np.zeros(len(layers), np.bool_)
-    for at, layer, _, goes_planar in planned:
-        if goes_planar:
-            around = [wanted[name] for name in (*layer.inputs, layer.output) if name in wanted]
-            wanted[layer.output] = planar[at] = 2 * sum(around) > len(around)
-    return planar
+    return planar_of(layers, [next(iter(costs), None) for costs in fastest])
 
 
 def gpu_variant(op: Op, storage: int, cost: CostModel) -> str:
@@ -416,16 +380,11 @@ class GpuShards:
         fastest_ms = table.fastest_ms(parts, 1)
         self.missing = np.isinf(fastest_ms)
         self.ms = np.where(self.missing, 0.0, fastest_ms)
-        self.launches = table.amounts()["launches"][parts]
+        at_once = parts != NONE
+        self.launches = table.images[parts] if cost.soc.gpu.is_cpu else at_once.astype(np.float64)
         self.alone_ms, self.part_launches = self.ms.copy(), self.launches.copy()
         stored_ms = self._stored_ms(slice(None))
         self.storages = stored_ms.argmin(axis=1)
-        computed = parts != NONE
-        one_each = np.isfinite(stored_ms[computed]).sum(axis=1).max(initial=0) <= 1
-        #: The storage order of all tensors if every part has the same single storage; else None.
-        self._only: int | None = None
-        if one_each and len(set(self.storages[computed].tolist())) <= 1:
-            self._only = int(orders.single[self.storages[computed][0]]) if computed.any() else 0
         #: By part, milliseconds of a copy of its output between two storages of the SoC.
         self._copied_ms = np.zeros(len(table.boxes))
         if len(cost.storages) > 1:
@@ -447,8 +406,6 @@ class GpuShards:
 
     def step(self, step: LayerPass, rows: slice) -> None:
         """Choose the storages of a layer by its readers, and note what the layer reads."""
-        if self._only is not None:
-            return
         layer, parts = self._layers[step.layer], self.parts[rows]
         wanted = self._wanted.pop(layer.output, None)
         order = np.zeros(len(parts), np.int64) if wanted is None else wanted[step.walks]
@@ -492,6 +449,4 @@ class GpuShards:
 
     def wanted(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
         """The storage orders in which chains want their input tensors; (tensors, walks)."""
-        if self._only is not None:
-            return np.full((len(tensors), len(walks)), self._only)
         return np.stack([self._wanted[tensor][walks] for tensor in tensors])

@@ -19,7 +19,7 @@ The others are of the executable's stages:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -35,11 +35,12 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.records.waterfall import BOUND, Total, WholeOp
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.lower.partition import partition_plan
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import without
 from codl.plan.parts import DIMS, NONE, PartTable
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import Price, StageTimes, stage_times, walk
 from codl.plan.search import STEPS
 from codl.predict.in_network_cost import PACKING
@@ -162,18 +163,13 @@ class OpCut(NamedTuple):
     parts_ms: Pair
 
 
-class BestCuts(NamedTuple):
-    """Milliseconds of each op by itself at its best cut; one processor counts as a cut.
+def best_cuts(
+    ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]
+) -> tuple[dict[Op, float], dict[Op, OpCut]]:
+    """Milliseconds of each op by itself at its best cut, and its best cut into two parts, if any.
 
-    `split` has the best cut into two parts, if any.
+    One processor counts as a cut at the ratios 0 and 1.
     """
-
-    ops_ms: Mapping[Op, float]
-    split: Mapping[Op, OpCut]
-
-
-def best_cuts(ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> BestCuts:
-    """The best cut of each op at some ratios."""
     table = PartTable(ops, cost, ratios)
     of_ops = [table.of(op, table.shares(op)) for op in range(len(table.ops))]
     every = np.concatenate(of_ops)
@@ -194,7 +190,7 @@ def best_cuts(ops: Sequence[Op], cost: CostModel, ratios: Sequence[float]) -> Be
             dim, place = cuts[best]
             size = getattr(Region.whole(op.output), AXES[dim]).size
             split[op] = OpCut(dim, place / size, (cpu, gpu), tuple(works_ms[best].tolist()))
-    return BestCuts(ops_ms, split)
+    return ops_ms, split
 
 
 # Unsplit ops.
@@ -216,7 +212,7 @@ def left_whole(network: Network, plan: Plan, cost: CostModel) -> list[WholeOp]:
     if not whole:
         return []
     ops = [layer.op for layer, _ in whole]
-    cuts = best_cuts(ops, cost, tried_ratios(network, plan)).split
+    _, cuts = best_cuts(ops, cost, tried_ratios(network, plan))
     of_cuts = (cut.gpu_ratio for cut in cuts.values())
     ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains), *of_cuts})
     make = partial(

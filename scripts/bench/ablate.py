@@ -32,9 +32,9 @@ from codl.ir.records import soc as socs
 from codl.jobs.options import read_models
 from codl.lower.lowering import lower
 from codl.measure import dataset as datasets
-from codl.plan.build_plan import unless_alone
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered, without
+from codl.plan.predicted_plan import unless_alone
 from codl.plan.price import stage_times, walk
 from codl.plan.search import search
 from codl.plan.strategies import Context

@@ -31,8 +31,8 @@ from codl.ir.records import soc as socs
 from codl.ir.records.statistic import level
 from codl.lower.lowering import lower
 from codl.measure.inputs import random_inputs
-from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered, without
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import stage_times, walk
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.strategies import Context

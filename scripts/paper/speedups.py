@@ -24,8 +24,8 @@ import codl
 from codl.errors import CodlError
 from codl.frontend.convert import load_structure
 from codl.ir.records import soc as socs
-from codl.plan.build_plan import make_plan
 from codl.plan.coverage import covered
+from codl.plan.predicted_plan import make_plan
 from codl.plan.strategies import Context
 from codl.plan.strategies.model_search import FoundPlan
 from codl.predict import DEFAULT

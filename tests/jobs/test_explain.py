@@ -27,8 +27,9 @@ from codl.lower.lowering import lower
 from codl.machine.placement import LocalSoc
 from codl.measure.dataset import Dataset
 from codl.measure.timing import AnchorTime, TimedTogether
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import StageTimes, price, stage_times
 from codl.plan.strategies.base import Context
 

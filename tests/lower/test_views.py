@@ -28,8 +28,8 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.plan import build_plan
-from codl.plan.build_plan import one_processor
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import one_processor
 from codl.plan.price import price
 from codl.runtime.opencl import OpenClDevice
 

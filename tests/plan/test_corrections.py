@@ -17,9 +17,10 @@ from codl.ir.types import Processor
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import partition_plan
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.corrections import Evidence, OpRatio, ProfileCorrections, corrected, op_ratios
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import price, stage_times
 
 CONV = "conv2d in=1x64x{h}x56 oc={oc} kernel=3x3 pad=1"

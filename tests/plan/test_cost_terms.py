@@ -22,8 +22,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
-from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan as planned
 from codl.predict.in_network_cost import InNetworkCost
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}

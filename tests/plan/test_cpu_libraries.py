@@ -15,8 +15,8 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.measure.op_runner import filler
 from codl.plan import chain_costs
-from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import cpu_plans, one_processor
 from codl.plan.price import price
 from codl.plan.shards import ANY, cpu_libraries
 

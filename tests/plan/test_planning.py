@@ -26,9 +26,10 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.build_plan import WORTH, chain_of, make_plan, unless_alone
+from codl.plan.beam_search import TransferCost, after_stage
+from codl.plan.build_plan import chain_of
 from codl.plan.cost_model import CostModel
-from codl.plan.price import TransferCost, after_stage
+from codl.plan.predicted_plan import WORTH, make_plan, unless_alone
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
 from codl.plan.strategies import STRATEGIES, Context, ideal

@@ -30,10 +30,11 @@ from codl.lower.lowering import lower
 from codl.lower.partition import chain_outputs, cut, missing_regions
 from codl.plan import parts as boxes
 from codl.plan.beam_search import fastest
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.parts import Walk
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import ProfiledTimes, paced, predicted_timeline, price, stage_times, walk
 from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
 

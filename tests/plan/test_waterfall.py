@@ -22,8 +22,9 @@ from codl.ir.records.waterfall import BOUND, PREDICTED_TERMS, Total, WholeOp
 from codl.ir.types import PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan
 from codl.plan.price import price
 from codl.plan.waterfall import left_whole, predicted_totals, side_by_side_ms
 from codl.predict.in_network_cost import InNetworkCosts

@@ -22,8 +22,9 @@ from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.machine.placement import LocalSoc
 from codl.measure.inputs import random_inputs
-from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.build_plan import chain_of
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan
 from codl.report.recording import predict, record
 from codl.report.trace import write_trace
 from codl.runtime.loaded import Timeline

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from codl.ir import Dim, Layer, Network
-from codl.plan.beam_search import Transitions
+from codl.plan.beam_search import START, Transitions
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.parts import Walk
-from codl.plan.price import START
 
 
 def cuts(layers: Sequence[Layer], steps: int) -> Iterator[tuple[Dim, int]]:

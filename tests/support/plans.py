@@ -17,8 +17,8 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
 from codl.plan.build_plan import chain_of
-from codl.plan.build_plan import make_plan as priced_plan
 from codl.plan.cost_model import CostModel
+from codl.plan.predicted_plan import make_plan as priced_plan
 from support.references import by_onnx_runtime, converted
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors

@@ -1,10 +1,15 @@
 """Strategies: ways to make a plan.
 
-Importing this package adds codl's own strategies to `base.STRATEGIES`.
+Importing this package adds codl's own strategies to `base.STRATEGIES`. The planners are imported
+when one of them is first used: a run of a given plan needs none.
 """
 
-from codl.plan.strategies import ideal, planners
+from codl.plan.strategies import ideal
 from codl.plan.strategies.base import STRATEGIES, Context, Strategy
+
+OWN = ("cpu", "gpu", "gpu-buffer", "gpu-image", "mulayer", "codl-buffer", "codl-paper", "codl")
+for own in OWN:
+    STRATEGIES.add_lazy(own, "codl.plan.strategies.planners")
 
 #: The default strategy.
 DEFAULT = "codl"
@@ -15,4 +20,4 @@ def find(name: str) -> Strategy:
     return STRATEGIES.find(name)
 
 
-__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal", "planners"]
+__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal"]

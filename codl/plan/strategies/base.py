@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.files import VERSION, commit
+from codl.files import VERSION, commit, own_or_shipped
 from codl.ir import Network, Op
 from codl.ir.environment import Environment
 from codl.ir.plan import Plan, PlanOrigin
@@ -29,12 +29,11 @@ from codl.machine.placement import limits_of, require_local, splittable
 from codl.machine.threads import one_blas_thread
 from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset, dataset_digest
-from codl.plan.cost_model import CostModel, LatencyPredictors, Milliseconds
-from codl.plan.coverage import covered, without_winograd
 from codl.predict import DEFAULT, FOLDER
 from codl.registry import Registry
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a run of a given plan predicts nothing
+    from codl.plan.cost_model import CostModel, LatencyPredictors, Milliseconds
     from codl.targets.base import Target
 
 
@@ -143,6 +142,8 @@ class Context:
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises `InvalidFileError` where the predictors are not trained."""
+        from codl.plan.cost_model import CostModel
+        from codl.plan.coverage import without_winograd
         from codl.predict.model_set import load
 
         name = self.predictor or default
@@ -160,6 +161,11 @@ class Context:
         It is corrected by the network's profile if there is one (`profiled`). None where the
         default predictor is not trained.
         """
+        folder = own_or_shipped(self.soc.name, self.predictors_folder, FOLDER)
+        if not self._loaded and not folder.exists():
+            return None
+        from codl.plan.coverage import covered
+
         try:
             cost = covered(self.cost(DEFAULT), network)
         except InvalidFileError:

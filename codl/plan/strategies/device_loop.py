@@ -28,9 +28,9 @@ from codl.measure.budget import Budget
 from codl.measure.drift import slowdown
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import Effort, TimedTogether
-from codl.plan.build_plan import cpu_plans, one_processor
 from codl.plan.corrections import Improver
 from codl.plan.coverage import covered
+from codl.plan.predicted_plan import cpu_plans, one_processor
 from codl.plan.price import Totals
 from codl.plan.strategies.base import STRATEGIES, Context
 from codl.predict import DEFAULT

@@ -8,7 +8,8 @@ from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Memory
-from codl.plan.build_plan import default_plan, one_processor
+from codl.plan.build_plan import default_plan
+from codl.plan.predicted_plan import one_processor
 from codl.plan.search import ChainSearch, greedy_chains
 from codl.plan.search import search as search_plan
 from codl.plan.strategies.base import Context, strategy
