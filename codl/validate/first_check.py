@@ -24,7 +24,6 @@ from codl.engine.engine import Engine
 from codl.errors import CodlWarning, NoKernelError, WrongResultError
 from codl.frontend.convert import Source
 from codl.ir import Network
-from codl.ir.command_order import check_order
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.plan import OpFallback, Plan
@@ -126,8 +125,6 @@ def checked_engine(
             checked = Checked("", reason=reason)
         elif checked is not None and checked.fallbacks and strict:
             raise wrong(network, str(checked.fallbacks[0]))
-        if checked is None:
-            check_order(engine.executable)
         on_error.pop_all()
     if checked is None:
         model = ModelAndSource(network, source.read())

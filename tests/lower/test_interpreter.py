@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from support.command_order import OrderError, check_order
 from support.executables import small_executable
 from support.numpy_interpreter import Interpreter
 from support.plans import apart, branching_case, make_plan
@@ -20,7 +21,6 @@ from support.references import evaluate
 from support.simulated import SOC
 
 from codl.errors import CodlError
-from codl.ir.command_order import OrderError, check_order
 from codl.ir.executable import Executable, GpuOp, Launch, Wait
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse

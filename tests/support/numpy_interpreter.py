@@ -1,7 +1,7 @@
 """NumPy interpreter of executables, the reference for plans and lowering; needs no driver.
 
 Ops are computed by their references in float64 and stored in the types of their tensors. Enqueued
-work runs at once; `codl.ir.command_order` proves that no later time would change a result.
+work runs at once; `support.command_order` proves that no later time would change a result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.ir.command_order import OrderError, OrderWalk, Placed, slices_of
 from codl.ir.executable import (
     Access,
     Command,
@@ -36,6 +35,7 @@ from codl.ir.ops.base import Array, Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Region, Span
 from codl.lower.onnx import MODEL
+from support.command_order import OrderError, OrderWalk, Placed, slices_of
 
 #: Byte value that makes a NaN in both float32 and float16.
 SPOILT = 0xFF
