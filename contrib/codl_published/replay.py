@@ -35,7 +35,7 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import AnchorTime
 from codl.targets.base import Target
-from codl_published.transport import INSTEAD, SCHEME
+from codl_published import INSTEAD, SCHEME
 
 SOURCE = "replayed"
 #: A batch is compiled, built and measured: three steps, each as long as its rounds are to last.

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from codl.targets.connect import Transport
+from codl_published import INSTEAD, SCHEME
 
 if TYPE_CHECKING:
     from codl.ir.records.soc import Soc
     from codl.targets.base import Target
-
-SCHEME = "replay:"
-INSTEAD = (
-    "a replay answers with the rows of a dataset and runs nothing. Name a device by --serial, such "
-    "as `local`."
-)
 
 
 def _connect(serial: str, soc: Soc | None) -> Target:

@@ -97,7 +97,10 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     b, path = ModelBuilder("small"), tmp_path / "small.onnx"
     b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
     onnx.save(b.build(), path)
-    context = SlowGpu(first_soc, dataset_root=tmp_path, target=here(first_soc))
+    (tmp_path / first_soc.name).mkdir()
+    context = SlowGpu(
+        first_soc, dataset_root=tmp_path, predictors_folder=tmp_path, target=here(first_soc)
+    )
     names = ["cpu", "gpu", "codl"]
     found = evaluate(str(path), [find(n) for n in names], context, effort=QUICK)
     rows, spans = found.rows, found.timelines

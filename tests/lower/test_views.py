@@ -27,7 +27,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
-from codl.plan import build_plan
+from codl.plan import predicted_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.predicted_plan import one_processor
 from codl.plan.price import price
@@ -84,7 +84,7 @@ def test_views_hold_what_their_tensors_would(cuts: Any, sharing: Any, network: N
     cost = CostModel(CPU_DEVICE, SyntheticPredictors.with_all_terms())
     drawn = make_plan(network, CPU_DEVICE, legal(network, cuts), sharing)
     chains = [replace(chain, variants={}) for chain in drawn.chains]
-    plan = build_plan.make_plan(network, cost, chains, strategy="test", sharing=sharing)
+    plan = predicted_plan.make_plan(network, cost, chains, strategy="test", sharing=sharing)
     executable = lower(network, plan, CPU_DEVICE, Tuning())
     assert price(executable, cost).latency_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
     interpreter = Interpreter(executable, poisoned=True)

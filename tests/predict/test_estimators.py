@@ -18,8 +18,8 @@ from codl.ir import parse
 from codl.predict import ESTIMATORS, features
 from codl.predict import estimators as runs
 from codl.predict.estimators import CodlLinear, FlopsLinear, LatencyEstimator
+from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.gp_fitting import MaternKernel, Projection
-from codl.predict.estimators.sparse_gp import Codl
 from codl.predict.estimators.trees import Trees
 from codl.predict.model_set import to_json
 

@@ -14,8 +14,8 @@ from threadpoolctl import threadpool_limits
 
 from codl.predict import ESTIMATORS
 from codl.predict.estimators import LatencyEstimator, gp_fitting
+from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.numerics import rowwise_dot, rowwise_matmul
-from codl.predict.estimators.sparse_gp import Codl
 
 #: CPUs whose BLAS and NumPy take other paths than one with AVX-512 does.
 NARROW = {

@@ -22,7 +22,7 @@ from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset, SharingRow, StageRow
 from codl.predict import ESTIMATORS, features
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.estimators.sparse_gp import Codl
+from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.trees import Gbdt
 from codl.predict.model_set import load
 from codl.predict.training import TrainReport, train

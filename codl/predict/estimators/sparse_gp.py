@@ -1,20 +1,17 @@
-"""The `codl` predictor: linear costs, corrected by an ensemble of sparse Gaussian processes.
+"""Prediction by an ensemble of sparse Gaussian processes and trees, over linear costs.
 
 `gp_fitting` fits the ensemble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from codl.predict.estimators import CodlLinear, LatencyEstimator, RunColumns
-from codl.predict.estimators.numerics import Array, Groups, Vector, rowwise_dot, rowwise_matmul
+from codl.predict.estimators import CodlLinear
+from codl.predict.estimators.numerics import Array, Vector, rowwise_dot, rowwise_matmul
 from codl.predict.estimators.trees import Trees
-from codl.predict.features import FeatureSet
 
 #: Items predicted at a time; larger chunks are no faster and take more memory.
 CHUNK = 1024
@@ -151,32 +148,3 @@ class Ensemble:
 def seen_by_trees(logs: Vector, base: Vector) -> Vector:
     """Inputs of trees: log features, log base, and log features over the base and the first."""
     return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Codl(LatencyEstimator):
-    """Latency = linear block costs (`codl_linear`) x exp(Gaussian process on log features).
-
-    The ensemble mixes in a process on log latency, and boosted trees for many items. Shares come
-    from held-out shapes of the training rows.
-    """
-
-    name: ClassVar[str] = "codl"
-    feature_set: ClassVar[FeatureSet] = "variant"
-    ensemble: Ensemble
-    run_columns: RunColumns = field(default_factory=RunColumns)
-
-    @classmethod
-    def _fit_runs(cls, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> Codl:
-        """Fit with a column for every run, whose kernel length scales the runs' difference."""
-        from codl.predict.estimators.gp_fitting import fit_ensemble  # needs SciPy
-
-        columns = RunColumns.of(labels)
-        X = columns.beside(X, labels)
-        return cls(ensemble=fit_ensemble(X, y, shapes, len(columns.shares)), run_columns=columns)
-
-    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
-        return self.run_columns.beside(X, runs)
-
-    def _predict(self, X: Vector) -> Vector:
-        return self.ensemble.predict(X)
