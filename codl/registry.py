@@ -30,12 +30,9 @@ from importlib import import_module, invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from codl.errors import CodlError, DuplicateNameError, InvalidFileError, UnknownNameError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -195,7 +192,8 @@ def load_installed() -> None:
 
     for entry in entry_points(group=GROUP):
         if entry.module not in sys.modules:
-            _load(entry)
+            with _undone(entry.module, f"{entry.name} ({entry.value})"):
+                entry.load()
     for path in listed():
         load_plugin(path)
 
@@ -207,36 +205,29 @@ def listed() -> list[Path]:
     return list(dict.fromkeys([*named, *LOADED.values()]))
 
 
-def _load(entry: EntryPoint) -> None:
-    before = set(sys.modules)
-    try:
-        with rolled_back():
-            entry.load()
-    except Exception as error:
-        _forget(entry.module, before)
-        raise PluginError(f"{entry.name} ({entry.value})", error) from error
-
-
 def _import(path: Path) -> ModuleType:
     """Import the package of a folder, under the folder's name."""
-    init, before = path / "__init__.py", set(sys.modules)
+    init = path / "__init__.py"
     spec = spec_from_file_location(path.name, init, submodule_search_locations=[str(path)])
     assert spec is not None
     assert spec.loader is not None
     invalidate_caches()  # the folder may have been written a moment ago
     module = module_from_spec(spec)
-    sys.modules[path.name] = module
-    try:
-        with rolled_back():
-            spec.loader.exec_module(module)
-    except Exception as error:
-        _forget(path.name, before)
-        raise PluginError(path, error) from error
+    with _undone(path.name, path):
+        sys.modules[path.name] = module
+        spec.loader.exec_module(module)
     return module
 
 
-def _forget(package: str, before: set[str]) -> None:
-    """Remove the modules of a failed import from the imported modules."""
-    for name in set(sys.modules) - before:
-        if name == package or name.startswith(f"{package}."):
-            del sys.modules[name]
+@contextmanager
+def _undone(package: str, plugin: object) -> Iterator[None]:
+    """Undo a failed import of a package inside, and raise `PluginError`."""
+    before = set(sys.modules)
+    try:
+        with rolled_back():
+            yield
+    except Exception as error:
+        for name in set(sys.modules) - before:
+            if name == package or name.startswith(f"{package}."):
+                del sys.modules[name]
+        raise PluginError(plugin, error) from error

@@ -8,11 +8,30 @@ Each is an ELF file for 64-bit Linux or Android. It calls `Py_BytesMain` with it
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
-from codl.targets.python_build import HEADER, LIBC, MACHINES, NAME, PROGRAMS
+from codl.targets.python_build import LOADER, NAME, PROGRAMS
 
+#: Bytes of an ELF header.
+HEADER = 64
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU architecture: its number in ELF files, and its loaders by C library."""
+
+    number: int
+    loaders: Mapping[str, str]
+
+
+MACHINES: Mapping[str, Machine] = {
+    "aarch64": Machine(183, {"bionic": LOADER, "glibc": "/lib/ld-linux-aarch64.so.1"}),
+    "x86_64": Machine(62, {"bionic": LOADER, "glibc": "/lib64/ld-linux-x86-64.so.2"}),
+}
+#: File name of each C library.
+LIBC = {"bionic": "libc.so", "glibc": "libc.so.6"}
 #: Functions called by the program.
 MAIN, EXIT = "Py_BytesMain", "exit"
 #: Folder of the libraries, beside the program's folder.

@@ -368,11 +368,6 @@ class Engine:
         return {net.label: tuple(layer.name for layer in net.layers) for net in nets}
 
     @property
-    def fused(self) -> dict[str, tuple[str, ...]]:
-        """Layers that the GPU computes in one kernel, by the label of their spans."""
-        return self.executable.fused
-
-    @property
     def storages(self) -> tuple[Storage, ...]:
         """Storages of the GPU's tensors."""
         tensors = self.executable.tensors

@@ -72,7 +72,7 @@ def measure(
         energy_sensors=times.sensors,
         spans=spans,
         placed=op_placement.measured(
-            placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
+            placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.executable.fused}
         ),
         conditions=times.conditions,
     )

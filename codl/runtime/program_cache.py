@@ -45,7 +45,7 @@ CLAIMED = (
 
 
 @dataclass(frozen=True)
-class _Compilation:
+class Compilation:
     """A program to compile; `name` names it in messages."""
 
     name: str
@@ -58,7 +58,7 @@ class _Compilation:
         return self.name, self.digest, self.options
 
     @classmethod
-    def of(cls, plan: KernelPlan) -> _Compilation:
+    def of(cls, plan: KernelPlan) -> Compilation:
         return cls(
             plan.source, text_of(plan.source), source_digest(plan), compile_options(plan.defines)
         )
@@ -74,18 +74,18 @@ class Programs:
         #: Facts that binaries depend on, besides source and options.
         self.identity: Mapping[str, str] = _identity(self._device)
         self._offered: dict[tuple[str, str, str], bytes] = {}
-        self._built: dict[_Compilation, cl.Program] = {}
+        self._built: dict[Compilation, cl.Program] = {}
         #: Logs of failed builds.
-        self._failed: dict[_Compilation, str] = {}
+        self._failed: dict[Compilation, str] = {}
         self._keeping = True
         self._device_options = _device_options(self._device)
         self._storing = self._device.platform.name.strip() not in KEEP_THEIR_OWN
 
     def build(self, plan: KernelPlan) -> cl.Program:
         """The program of a plan; raises `DeviceError` with the compiler's log and macros."""
-        return self._build(_Compilation.of(plan))
+        return self._build(Compilation.of(plan))
 
-    def _build(self, job: _Compilation) -> cl.Program:
+    def _build(self, job: Compilation) -> cl.Program:
         if job not in self._built:
             program = self._load(job) or self._compile(job)
             if not self._keeping:
@@ -95,7 +95,7 @@ class Programs:
 
     def build_text(self, name: str, text: str, options: str = STANDARD) -> cl.Program:
         """The program of a source text; raises `DeviceError` as `build` does."""
-        return self._build(_Compilation(name, text, digest(text)[:16], options))
+        return self._build(Compilation(name, text, digest(text)[:16], options))
 
     def offer(self, offer: Offer) -> None:
         """Prefer these binaries to cached ones, if they fit this device and driver."""
@@ -111,7 +111,7 @@ class Programs:
 
     def binary(self, name: str, text: str, options: str = STANDARD) -> Binary:
         """A compiled program; some drivers extend it when its kernels first run."""
-        job = _Compilation(name, text, digest(text)[:16], options)
+        job = Compilation(name, text, digest(text)[:16], options)
         return Binary(*job.key, _binary(self._build(job)))
 
     @contextmanager
@@ -123,24 +123,21 @@ class Programs:
         finally:
             self._keeping = before
 
-    def slot(self, plan: KernelPlan) -> Slot:
-        """The cache slot of a plan's binary."""
-        return self._slot(_Compilation.of(plan))
-
-    def _options(self, job: _Compilation) -> str:
+    def _options(self, job: Compilation) -> str:
         flushed = FLUSHED if job.name.startswith(OF_PRODUCTS) else ""
         return f"{job.options}{flushed}{self._device_options}"
 
-    def _slot(self, job: _Compilation) -> Slot:
+    def slot(self, job: Compilation) -> Slot:
+        """The cache slot of a program's binary."""
         made_from = {"name": job.name, "source": job.digest, "options": self._options(job)}
         return Slot("binaries", {**self.identity, **made_from})
 
-    def _load(self, job: _Compilation) -> cl.Program | None:
+    def _load(self, job: Compilation) -> cl.Program | None:
         """The program of an offered or cached binary; None if the driver accepts neither."""
         offered = self._offered.pop(job.key, None)
         if offered is not None and (program := self._take(job, offered)) is not None:
             return program
-        slot = self._slot(job)
+        slot = self.slot(job)
         if (blob := slot.load()) is None:
             return None
         program = self._take(job, blob)
@@ -150,7 +147,7 @@ class Programs:
             slot.touch()
         return program
 
-    def _take(self, job: _Compilation, blob: bytes) -> cl.Program | None:
+    def _take(self, job: Compilation, blob: bytes) -> cl.Program | None:
         """The program of a binary; None if the driver refuses it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
@@ -159,7 +156,7 @@ class Programs:
             return None
         return program
 
-    def _compile(self, job: _Compilation) -> cl.Program:
+    def _compile(self, job: Compilation) -> cl.Program:
         if job in self._failed:
             raise self._error(job, self._failed[job])
         with as_device_error(f"Compiling {job.name}"):
@@ -172,10 +169,10 @@ class Programs:
                 self._failed[job] = str(error)
             raise self._error(job, str(error)) from error
         if self._keeping and self._storing:
-            self._slot(job).store(_binary(program))
+            self.slot(job).store(_binary(program))
         return program
 
-    def _error(self, job: _Compilation, log: str) -> DeviceError:
+    def _error(self, job: Compilation, log: str) -> DeviceError:
         name = self._device.name.strip()
         return DeviceError(f"{job.name} does not build on {name} with {job.options}:\n{log}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from platformdirs import user_cache_dir
 
 from codl.errors import CodlError, DeviceError, InvalidFileError, UnsupportedError
+from codl.files import write
 from codl.targets.device_shell import REFUSED, DeviceShell, ShellError
 
 #: Value in place of a file or a command, for python.org's build that fits the device.
@@ -57,6 +56,12 @@ PUBLISHED: Mapping[str, Published] = {
     ),
 }
 FETCH_S = 60.0
+#: Loader of programs of 64 bits on Android, and of Android alone.
+LOADER = "/system/bin/linker64"
+#: Programs by machine and C library, as `scripts/launchers.py` makes them.
+PROGRAMS = Path(__file__).parent / "launchers"
+#: Place of the library's file name in a program.
+NAME = b"libpython3.so".ljust(32, b"\0")
 
 #: Path of the library, with the folders before `lib` in the archive.
 LIBRARY = re.compile(r"(?P<root>(?:[^/]+/)*)lib/libpython(?P<version>3\.\d{1,2})\.so[.\d]{0,8}")
@@ -82,9 +87,7 @@ CHECK_S, SEND_S = 120.0, 900.0
 class PythonBuild:
     """Files of a Python build by path, for one kind of device; `name` is its folder there."""
 
-    source: str
     version: str
-    library: SharedLibrary
     files: Mapping[str, bytes]
 
     @cached_property
@@ -130,21 +133,19 @@ def bring(shell: DeviceShell, text: str) -> tuple[str, ...]:
 def _build_for(shell: DeviceShell, text: str) -> PythonBuild:
     """The named build, or python.org's for the device; raises `CodlError` if none fits."""
     machine = shell.run(["uname", "-m"]).decode().strip()
+    is_android = shell.run(["sh", "-c", 'test -e "$0" && echo there || :', LOADER])
+    program = PROGRAMS / f"{machine}-{'bionic' if is_android else 'glibc'}"
+    if machine not in PUBLISHED or (text == BRING and not is_android):
+        raise UnsupportedError(
+            f"python.org has builds for Android on {' and '.join(PUBLISHED)}, and {shell.serial!r} "
+            f"is {machine}{'' if is_android else ' without ' + LOADER}: name the command of a "
+            "Python that is there by --python."
+        )
     if text == BRING:
-        known = PUBLISHED.get(machine)
-        if known is None:
-            raise UnsupportedError(
-                f"python.org has no build for Android on {machine!r}, which {shell.serial!r} is, "
-                f"but on {' and '.join(PUBLISHED)}: name the command of a Python that is there by "
-                "--python."
-            )
-        _check_fits(shell, machine, known.name, SharedLibrary(machine, "bionic", ""))
-        return read_build(fetch(known))
+        return read_build(fetch(PUBLISHED[machine]), program)
     if not Path(text).is_file():
         raise CodlError(f"There is no file {text!r} with a build of Python.")
-    build = read_build(Path(text))
-    _check_fits(shell, machine, build.source, build.library)
-    return build
+    return read_build(Path(text), program)
 
 
 def fetch(build: Published) -> Path:
@@ -166,14 +167,11 @@ def fetch(build: Published) -> Path:
             f"{build.url} is not the file that codl knows: its SHA-256 is {digest}, not "
             f"{build.sha256}."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(content)
-    return Path(part.name).replace(path)
+    return write(path, content)
 
 
-def read_build(path: Path) -> PythonBuild:
-    """Read a build from an archive; raises `InvalidFileError`."""
+def read_build(path: Path, program: Path) -> PythonBuild:
+    """Read a build from an archive, and add its program; raises `InvalidFileError`."""
     try:
         with tarfile.open(path) as archive:
             members = {member.name.removeprefix("./"): member for member in archive.getmembers()}
@@ -188,14 +186,16 @@ def read_build(path: Path) -> PythonBuild:
                     files[modules + name] = _content(archive, member)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise InvalidFileError(path, f"it is no archive of a build of Python: {error}.") from error
-    try:
-        facts = read_library(match[0].rpartition("/")[2], library)
-    except UnsupportedError as error:
-        raise InvalidFileError(path, f"{match[0]} cannot be started. {error}") from error
     if f"{modules}os.py" not in files:
         raise InvalidFileError(path, f"it has no {match['root']}{modules}os.py.")
-    files |= {f"lib/{facts.name}": library, PROGRAM: launcher(facts)}
-    return PythonBuild(path.name, match["version"], facts, dict(sorted(files.items())))
+    name = match[0].rpartition("/")[2]
+    files |= {f"lib/{name}": library, PROGRAM: launcher(program, name)}
+    return PythonBuild(match["version"], dict(sorted(files.items())))
+
+
+def launcher(program: Path, library: str) -> bytes:
+    """A program that starts Python; the library is in `lib` beside the program's folder."""
+    return program.read_bytes().replace(NAME, library.encode().ljust(len(NAME), b"\0"))
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -217,21 +217,6 @@ def _modules(
             yield rest, member
 
 
-def _check_fits(shell: DeviceShell, machine: str, source: str, library: SharedLibrary) -> None:
-    """Raise `DeviceError` for a build of another kind of device."""
-    loader = MACHINES[library.machine].loaders[library.libc]
-    if machine != library.machine:
-        problem = f"{shell.serial!r} is {machine}"
-    elif shell.run(["sh", "-c", 'test -e "$0" || echo missing', loader]):
-        problem = f"{shell.serial!r} has no {loader}"
-    else:
-        return
-    raise DeviceError(
-        f"{source} is for {library.machine} with {library.libc}, and {problem}: name a build for "
-        "the device, or the command of a Python that is there, by --python."
-    )
-
-
 def _check_starts(shell: DeviceShell, program: str) -> None:
     """Raise `DeviceError` if a device does not start the Python of a build."""
     try:
@@ -247,66 +232,3 @@ def _check_starts(shell: DeviceShell, program: str) -> None:
             f"{program} does not start on {shell.serial!r} ({reason}): name another build by "
             "--python, or use Termux's Python by its sshd."
         ) from error
-
-
-# The program, which starts Python.
-
-#: Bytes of an ELF header.
-HEADER = 64
-#: Programs by machine and C library, as `scripts/launchers.py` makes them.
-PROGRAMS = Path(__file__).parent / "launchers"
-#: Place of the library's file name in a program.
-NAME = b"libpython3.so".ljust(32, b"\0")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A CPU architecture: its number in ELF files, and its loaders by C library."""
-
-    number: int
-    loaders: Mapping[str, str]
-
-
-MACHINES: Mapping[str, Machine] = {
-    "aarch64": Machine(
-        183, {"bionic": "/system/bin/linker64", "glibc": "/lib/ld-linux-aarch64.so.1"}
-    ),
-    "x86_64": Machine(
-        62, {"bionic": "/system/bin/linker64", "glibc": "/lib64/ld-linux-x86-64.so.2"}
-    ),
-}
-#: File name of each C library.
-LIBC = {"bionic": "libc.so", "glibc": "libc.so.6"}
-
-
-@dataclass(frozen=True)
-class SharedLibrary:
-    """A shared library's file name, with keys `machine` and `libc` of the tables above."""
-
-    machine: str
-    libc: str
-    name: str
-
-
-def read_library(name: str, content: bytes) -> SharedLibrary:
-    """Machine and C library of a shared library; raises `UnsupportedError` for others."""
-    if content[:6] != b"\x7fELF\x02\x01" or len(content) < HEADER:
-        raise UnsupportedError(
-            f"It is no shared library of 64 bits: it begins with {content[:6]!r}."
-        )
-    (number,) = struct.unpack_from("<H", content, 18)
-    machine = next((name for name, own in MACHINES.items() if own.number == number), None)
-    if machine is None:
-        raise UnsupportedError(
-            f"It is for machine {number} of ELF, not for {' or '.join(MACHINES)}."
-        )
-    libc = next((libc for libc, file in LIBC.items() if b"\0%s\0" % file.encode() in content), None)
-    if libc is None:
-        raise UnsupportedError(f"It needs none of {', '.join(LIBC.values())}.")
-    return SharedLibrary(machine, libc, name)
-
-
-def launcher(library: SharedLibrary) -> bytes:
-    """A program that starts Python; the library is in `lib` beside the program's folder."""
-    program = (PROGRAMS / f"{library.machine}-{library.libc}").read_bytes()
-    return program.replace(NAME, library.name.encode().ljust(len(NAME), b"\0"))

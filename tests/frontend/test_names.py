@@ -25,7 +25,8 @@ def _made(proto: onnx.ModelProto, shapes: dict[str, Any] | None = None) -> list[
     graph = import_onnx(proto, "test", shapes)
     network_of(graph)
     inner = ["codl.in0", "codl.out", "codl.out.flat", "codl.out.0", "codl.of.codl.in0", "codl.0"]
-    return [*sorted(graph.names.given), *inner]
+    given = {name for (kind, *_), name in graph.names.given.items() if kind == "tensor"}
+    return [*sorted(given), *inner]
 
 
 def _clashes(proto: onnx.ModelProto, made: list[str]) -> Iterator[dict[str, str]]:

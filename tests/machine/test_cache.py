@@ -22,7 +22,7 @@ from codl.machine.cache import Slot
 from codl.runtime import program_cache
 from codl.runtime.drivers import make_kernel
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.program_cache import Programs
+from codl.runtime.program_cache import Compilation, Programs
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_binary_is_built_anew(kind: str, gpu: OpenClDevice) -> None:
     plan, first = small_plan(gpu), Programs(gpu.context)
     first.build(plan)
-    path = first.slot(plan).path
+    path = first.slot(Compilation.of(plan)).path
     whole = path.read_bytes()
     damaged = DAMAGE[kind](whole)
     assert damaged != whole
@@ -63,7 +63,7 @@ def test_a_damaged_binary_is_built_anew(kind: str, gpu: OpenClDevice) -> None:
     second = Programs(gpu.context)
     second.build(plan)
     assert second.compiled == 1
-    assert first.slot(plan).load() is not None, "overwritten by a whole one"
+    assert first.slot(Compilation.of(plan)).load() is not None, "overwritten by a whole one"
     third = Programs(gpu.context)
     third.build(plan)
     assert third.compiled == 0
@@ -71,7 +71,7 @@ def test_a_damaged_binary_is_built_anew(kind: str, gpu: OpenClDevice) -> None:
 
 def test_a_binary_that_the_driver_refuses_is_built_anew(gpu: OpenClDevice) -> None:
     plan = small_plan(gpu)
-    slot = Programs(gpu.context).slot(plan)
+    slot = Programs(gpu.context).slot(Compilation.of(plan))
     slot.store(b"no binary of any driver" * 10)
     programs = Programs(gpu.context)
     programs.build(plan)
@@ -93,11 +93,11 @@ def test_a_program_is_compiled_once_a_process_and_once_a_cache(gpu: OpenClDevice
 
 def test_a_key_holds_all_that_a_binary_depends_on(gpu: OpenClDevice) -> None:
     plan = small_plan(gpu)
-    slot = Programs(gpu.context).slot(plan)
+    slot = Programs(gpu.context).slot(Compilation.of(plan))
     assert slot.key["driver"] == gpu.device.driver_version
     assert {"device", "version", "platform", "host", "source", "options"} <= slot.key.keys()
     other = KernelPlan(plan.source, plan.launches, {**plan.defines, "EXTRA": 1})
-    assert Programs(gpu.context).slot(other).path != slot.path
+    assert Programs(gpu.context).slot(Compilation.of(other)).path != slot.path
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(

@@ -110,8 +110,8 @@ def test_a_network_with_residuals_is_what_onnx_runtime_computes(
     with apart():
         plain = Engine(network, plan, here(soc))
     with plain, Engine(network, plan, here(soc)) as engine:
-        assert set(engine.fused) == FUSED
-        assert not plain.fused
+        assert set(engine.executable.fused) == FUSED
+        assert not plain.executable.fused
         assert not engine.fallbacks
         labels = {span.label for span in engine.profile(1) if span.kind == "kernel"}
         assert labels >= FUSED
@@ -137,7 +137,7 @@ def test_residuals_lie_in_images_too(storage: Storage, first_soc: Soc, network: 
         expected = engine({"image": x})
     plan = replace(plan, chains=(replace(chain, variants=variants),))
     with Engine(network, plan, here(first_soc)) as engine:
-        assert set(engine.fused) == FUSED
+        assert set(engine.executable.fused) == FUSED
         assert set(engine.storages) == {storage}
         outputs = engine({"image": x})
     for name, value in expected.items():
@@ -208,7 +208,7 @@ def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:
     plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)])
     image = np.random.default_rng(3).random((1, 3, 9, 9), np.float32)
     with Engine(network, plan, here(first_soc)) as engine:
-        assert set(engine.fused) == {"conv2 + add1"}
+        assert set(engine.executable.fused) == {"conv2 + add1"}
         outputs = engine({"image": image})
     with apart(), Engine(network, plan, here(first_soc)) as engine:
         for name, value in engine({"image": image}).items():
@@ -231,7 +231,7 @@ def test_a_fused_kernel_that_fails_is_replaced_by_two(
     with pytest.warns(CodlWarning, match=r"'conv2 \+ add1' runs in two kernels and not in one of"):
         engine = Engine(network, plan, here(first_soc))
     with engine:
-        assert set(engine.fused) == FUSED - {"conv2 + add1"}
+        assert set(engine.executable.fused) == FUSED - {"conv2 + add1"}
         outputs = engine({"image": x})
     for name, value in expected.items():
         assert max_rel_err(outputs[name], value) <= 1e-5

@@ -22,6 +22,7 @@ from codl.measure import drift as anchors
 from codl.measure.collector import Collection
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
+from codl.runtime.program_cache import Compilation
 from codl.targets import compile_workers as ahead
 from codl.targets.compile_workers import MOST_ON_GPU, CompileWorkers, needs_kernels, worker_count
 from codl.targets.local import LocalTarget
@@ -53,7 +54,7 @@ def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
     for task in tasks:
         assert isinstance(task, OpTask)
         plan = registry.find(task.part, task.variant).plan(task.part, soc)  # type: ignore[arg-type]
-        found.append(programs.slot(plan).load() is not None)
+        found.append(programs.slot(Compilation.of(plan)).load() is not None)
     return found
 
 

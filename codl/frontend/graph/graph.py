@@ -21,7 +21,8 @@ class Names:
 
     def __init__(self, tensors: Iterable[str] = (), nodes: Iterable[str] = ()) -> None:
         self._taken = {"tensor": set(tensors), "node": set(nodes)}
-        self._given: dict[tuple[str, str, str], str] = {}
+        #: New names by kind, owner and word.
+        self.given: dict[tuple[str, str, str], str] = {}
 
     def tensor(self, owner: str, word: str) -> str:
         """`owner.word`, with a number if taken; equal arguments give equal names."""
@@ -31,20 +32,15 @@ class Names:
         """As `tensor`, for names of nodes."""
         return self._name("node", owner, word)
 
-    @property
-    def given(self) -> set[str]:
-        """The new names of tensors so far."""
-        return {name for (kind, *_), name in self._given.items() if kind == "tensor"}
-
     def _name(self, kind: str, owner: str, word: str) -> str:
         key, taken = (kind, owner, word), self._taken[kind]
-        if key not in self._given:
+        if key not in self.given:
             name, count = f"{owner}.{word}", 1
             while name in taken:
                 name, count = f"{owner}.{word}_{count}", count + 1
             taken.add(name)
-            self._given[key] = name
-        return self._given[key]
+            self.given[key] = name
+        return self.given[key]
 
 
 class Links:

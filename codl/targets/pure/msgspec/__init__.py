@@ -35,15 +35,11 @@ class ValidationError(DecodeError):
     """A value has another type than expected."""
 
 
-@dataclass(frozen=True)
 class Meta:
     """Bounds of a number or a length, which are not checked."""
 
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    min_length: int | None = None
-    max_length: int | None = None
+    def __init__(self, **bounds: Any) -> None:
+        """Accept any bounds."""
 
 
 class Raw(bytes):
