@@ -19,14 +19,13 @@ from codl.ir import Dim, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.records.results import Latency
-from codl.ir.records.soc import Soc
 from codl.ir.records.waterfall import PREDICTED_TERMS, ChainTerms, WaterfallTerm, WholeOp, terms_of
 from codl.ir.types import PROCESSORS, Processor
 from codl.jobs import options as opt
 from codl.jobs.devices import soc_content
 from codl.jobs.model import ModelJob, digests_of
-from codl.jobs.options import Reporter, option, recorded
-from codl.jobs.run_report import RunReport, measure
+from codl.jobs.options import option, recorded
+from codl.jobs.run import measure
 from codl.lower.lowering import lower
 from codl.measure import drift
 from codl.measure.drift import slowdown
@@ -295,8 +294,7 @@ class Trace(_ExplainJob):
             plan = self.plan_of(network, self.context)
             executable = lower(network, plan, self.context.soc, self.context.tuning)
             recording = predict(executable, plan, cost_of(network, plan, self.context))
-            written = write_trace(recording, self.output, network, self.described, self.reporter)
-            return {"latency_ms": None, **written}
+            return {"latency_ms": None, **self._written(network, recording)}
         with self.connected() as context:
             plan = self.plan_of(network, context)
             cost = context.default_cost(network)
@@ -304,43 +302,36 @@ class Trace(_ExplainJob):
             with Engine(network, plan, context.device, context.tuning) as engine:
                 inputs = random_inputs(network)
                 done = measure(engine, context.device, inputs, cost, rounds=ROUNDS)
+                energy_mj = done.energy_mj  # per inference, None where no sensor tells
                 recording = record(
                     engine,
                     context.device,
                     cost,
                     runs=self.runs,
                     layers=self.layers,
-                    power_w=power_w(done),
+                    power_w=None if energy_mj is None else energy_mj / done.latency_ms.median,
                 )
             of = digests_of(context, network, plans={network.name: plan})
             origin = recorded(context.device, of, runs=self.runs, rounds=ROUNDS)
-        written = write_trace(recording, self.output, network, self.described, self.reporter)
+        written = self._written(network, recording)
         return {"latency_ms": asdict(done.latency_ms), **written, **origin}
 
+    def _written(self, network: Network, recording: Recording) -> dict[str, Any]:
+        """Write the trace, and return what is in it."""
+        from codl.report.trace import write_trace
 
-def power_w(done: RunReport) -> float | None:
-    """The mean of plain runs; None where no sensor tells."""
-    return None if done.energy_mj is None else done.energy_mj / done.latency_ms.median
-
-
-def write_trace(
-    recording: Recording, output: Path, network: Network, soc: Soc, reporter: Reporter
-) -> dict[str, Any]:
-    """Write a trace, and return what is in it."""
-    from codl.report.trace import write_trace as write
-
-    strategy = recording.plan.strategy
-    title = f"{network.name} by {strategy} on {soc.name}"
-    source = soc.source_of_predictions
-    path = write(recording, output, title=title, source=source)
-    reporter.note(f"Wrote {path}; open it in {VIEWER}")
-    return {
-        "model": network.name,
-        "soc": soc.name,
-        "strategy": strategy,
-        "file": str(path),
-        "bytes": path.stat().st_size,
-        "runs": len(recording.inferences),
-        "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
-        "source": "measured" if recording.inferences else source,
-    }
+        soc, strategy = self.described, recording.plan.strategy
+        title = f"{network.name} by {strategy} on {soc.name}"
+        source = soc.source_of_predictions
+        path = write_trace(recording, self.output, title=title, source=source)
+        self.reporter.note(f"Wrote {path}; open it in {VIEWER}")
+        return {
+            "model": network.name,
+            "soc": soc.name,
+            "strategy": strategy,
+            "file": str(path),
+            "bytes": path.stat().st_size,
+            "runs": len(recording.inferences),
+            "predicted_ms": max((x.span.end_ms for x in recording.predicted), default=None),
+            "source": "measured" if recording.inferences else source,
+        }
