@@ -83,12 +83,7 @@ def run_demo(
     ] = False,
     budget_s: Annotated[
         float,
-        option(
-            "--budget",
-            help="Time for the whole command, such as 1m.",
-            read=opt.read_budget,
-            text="1m",
-        ),
+        opt.budget_option("Time for the whole command, such as 1m.", "1m"),
     ] = 60.0,
     output: Annotated[
         Path, option("-o", "--output", help="The page; its files are beside it.", read=opt.writable)

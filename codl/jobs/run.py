@@ -197,9 +197,7 @@ class Run(EngineJob):
     """
 
     model: Annotated[str | Path, opt.argument(f"{opt.MODELS}, or a bundle (.codl).", read=str)]
-    threads: Annotated[
-        int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
-    ] = None
+    threads: opt.ThreadsOption = None
     gpu_performance: Annotated[
         str | None, option("--gpu-performance", help="A hint: {codl.machine.placement:HINTS}.")
     ] = None
