@@ -11,7 +11,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from itertools import filterfalse
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -130,15 +130,8 @@ def _described(error: Exception) -> str:
 _show_others = warnings.showwarning
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **how: Any) -> None:
     if issubclass(category, CodlWarning):
         warn(str(message))
     else:
-        _show_others(message, category, filename, lineno, file, line)
+        _show_others(message, category, *place, **how)

@@ -17,8 +17,7 @@ from codl.errors import CodlError, InterruptedCommandError
 from codl.files import check_folder
 from codl.frontend.convert import load_structure
 from codl.jobs import options as opt
-from codl.jobs.explain import Explain, explained_result
-from codl.jobs.explanation import explain_predicted
+from codl.jobs.explain import Explain, explain_predicted, explained_result
 from codl.jobs.options import option
 from codl.jobs.search import Search, plan_result
 from codl.measure.budget import Budget
@@ -84,12 +83,7 @@ def run_demo(
     ] = False,
     budget_s: Annotated[
         float,
-        option(
-            "--budget",
-            help="Time for the whole command, such as 1m.",
-            read=opt.read_budget,
-            text="1m",
-        ),
+        opt.budget_option("Time for the whole command, such as 1m.", "1m"),
     ] = 60.0,
     output: Annotated[
         Path, option("-o", "--output", help="The page; its files are beside it.", read=opt.writable)

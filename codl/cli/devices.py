@@ -16,7 +16,7 @@ from codl.ir.records.soc import PublishedSoc, Soc
 from codl.jobs import options as opt
 from codl.jobs.devices import DetectSoc, processors, soc_content
 from codl.jobs.doctor import BUDGET_S, examine
-from codl.jobs.options import InstallOption, SerialOption, option, read_budget
+from codl.jobs.options import InstallOption, SerialOption, budget_option, option
 from codl.machine.placement import LocalSoc
 from codl.machine.placement import read as read_placement
 from codl.measure.budget import Budget
@@ -33,12 +33,7 @@ def check_device(
     install: InstallOption = True,
     budget_s: Annotated[
         float,
-        option(
-            "--budget",
-            help="Time limit of the kernels, such as 90s.",
-            read=read_budget,
-            text=f"{BUDGET_S:g}s",
-        ),
+        budget_option("Time limit of the kernels, such as 90s.", f"{BUDGET_S:g}s"),
     ] = BUDGET_S,
 ) -> None:
     """Checks Python, packages, OpenCL drivers, cores, memory, disk space, and every kernel variant

@@ -102,9 +102,7 @@ class DetectSoc(Job):
         str,
         option("--element", help="Stored type of tensors: {codl.ir.records.soc:ELEMENT_NAMES}."),
     ] = ELEMENT_NAMES[0]
-    threads: Annotated[
-        int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
-    ] = None
+    threads: opt.ThreadsOption = None
     output: Annotated[
         Path | None,
         option(

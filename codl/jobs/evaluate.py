@@ -66,7 +66,17 @@ class EvalRun:
                         self.reason = reason
                         return
                     cooling.wait(now, share.left_s / 2)
-                    self.done.append(self._measured(model, share))
+                    measured = evaluate_model(
+                        model,
+                        self.strategies,
+                        self.context,
+                        with_ideal=ideal.NAME in self.asked.strategies,
+                        peers=self.asked.peers,
+                        effort=Effort(min_seconds=self.asked.seconds),
+                        batch=self.asked.batch,
+                        budget=share,
+                    )
+                    self.done.append(measured)
                 except Exception as error:
                     is_known = isinstance(error, CodlError)
                     defect = "" if is_known else f"a defect of codl: {type(error).__name__}: "
@@ -74,18 +84,6 @@ class EvalRun:
                     names = [*self.asked.strategies, *self.asked.peers]
                     rows = [failed_row(model, name, reason) for name in names]
                     self.done.append(Evaluation(model, "", rows, {}, {}))
-
-    def _measured(self, model: str, budget: Budget) -> Evaluation:
-        return evaluate_model(
-            model,
-            self.strategies,
-            self.context,
-            with_ideal=ideal.NAME in self.asked.strategies,
-            peers=self.asked.peers,
-            effort=Effort(min_seconds=self.asked.seconds),
-            batch=self.asked.batch,
-            budget=budget,
-        )
 
     @property
     def result(self) -> EvalResult:

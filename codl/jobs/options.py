@@ -109,9 +109,6 @@ def time_of(name: str) -> Callable[[str], float]:
     return read
 
 
-read_budget = time_of("--budget")
-
-
 def known_serial(serial: str) -> str:
     """A serial that a transport takes; raises `UnknownNameError` before anything else is done."""
     if serial != HERE:
@@ -292,13 +289,20 @@ MODELS = (
 SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
 SERIALS = "local, process, an adb serial, ssh://user@host[:port] or replay:DIR"
 
+
+def budget_option(help: str, text: str | None = None) -> Option:
+    """The option --budget, with this text where it is not given."""
+    return option("--budget", help=help, read=time_of("--budget"), text=text)
+
+
 BudgetOption = Annotated[
     float | None,
-    option(
-        "--budget",
-        help="Time limit of the whole command, such as 90s, 10m or 1h; results so far are kept.",
-        read=read_budget,
+    budget_option(
+        "Time limit of the whole command, such as 90s, 10m or 1h; results so far are kept."
     ),
+]
+ThreadsOption = Annotated[
+    int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
 ]
 SerialOption = Annotated[
     str, option("--serial", "--on", help=f"The device: {SERIALS}.", read=known_serial)

@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 
 from codl import files
 from codl.engine.engine import Engine
-from codl.errors import CodlError, UnknownNameError, UnsupportedError
+from codl.errors import CodlError, DeviceError, UnknownNameError, UnsupportedError
 from codl.files import BUNDLE
-from codl.ir.records.results import doubts
+from codl.ir.records.results import Conditions, Latency, TimeSpan, doubts
 from codl.jobs import options as opt
 from codl.jobs.model import ModelJob, check_summary, digests_of, read_inputs
 from codl.jobs.options import function, option, recorded, soc_on
-from codl.jobs.run_report import RunReport, measure
 from codl.machine.placement import HINTS, LocalSoc
 from codl.measure.inputs import random_inputs
+from codl.measure.timing import Effort, TimedTogether
+from codl.plan import op_placement
+from codl.plan.op_placement import OpPlacement
 from codl.plan.strategies import DEFAULT, Context
-from codl.runtime.loaded import sharing_ms
+from codl.runtime.loaded import sharing_ms, totals_ms
 from codl.targets.connect import connect, prepare
 
 if TYPE_CHECKING:
@@ -35,6 +37,70 @@ if TYPE_CHECKING:
     from codl.targets.base import Target
 
 NPZ = ".npz"
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The results of measuring one engine.
+
+    `energy_mj` is per inference, by `energy_sensors`; None without sensors. `spans` are of one
+    inference; `placed` has the processor and milliseconds of each op in it. `conditions` are of the
+    timed runs.
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    latency_ms: Latency
+    energy_mj: float | None
+    energy_sensors: tuple[str, ...]
+    spans: list[TimeSpan]
+    placed: list[OpPlacement]
+    conditions: Conditions
+
+
+def measure(
+    engine: Engine,
+    target: Target,
+    inputs: Mapping[str, NDArray[Any]],
+    cost: CostModel | None,
+    *,
+    rounds: int,
+) -> RunReport:
+    """Run an engine on inputs by name: one untimed run, then `rounds` timed runs.
+
+    The time of a net or kernel is divided among its ops in proportion to the predictions of `cost`,
+    or equally without it. An engine that adapts first serves as many inferences; then its plan is
+    timed.
+    """
+    outputs = engine(inputs)
+    for _ in range(rounds if engine.adaptation is not None else 0):
+        engine.run()
+    effort = Effort(min_rounds=1, min_seconds=0, warm=rounds)
+    try:
+        times = _timed(engine, target, effort)
+    except DeviceError as error:
+        engine.recover(error)
+        times = _timed(engine, target, effort)
+    spans = engine.profile()
+    planned = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    placed = op_placement.standing_in(planned, engine.fallbacks)
+    return RunReport(
+        outputs=outputs,
+        latency_ms=times.latency_ms["run"],
+        energy_mj=times.energy_mj.get("run"),
+        energy_sensors=times.sensors,
+        spans=spans,
+        placed=op_placement.measured(
+            placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.executable.fused}
+        ),
+        conditions=times.conditions,
+    )
+
+
+def _timed(engine: Engine, target: Target, effort: Effort) -> TimedTogether:
+    times = target.time({"run": engine.loaded}, effort, with_energy=True)
+    if times.failed:
+        raise DeviceError(times.failed["run"])
+    return times
 
 
 @dataclass(frozen=True)
@@ -131,9 +197,7 @@ class Run(EngineJob):
     """
 
     model: Annotated[str | Path, opt.argument(f"{opt.MODELS}, or a bundle (.codl).", read=str)]
-    threads: Annotated[
-        int | None, option("--threads", help="Threads of the CPU side; one a core by default.")
-    ] = None
+    threads: opt.ThreadsOption = None
     gpu_performance: Annotated[
         str | None, option("--gpu-performance", help="A hint: {codl.machine.placement:HINTS}.")
     ] = None

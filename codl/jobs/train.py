@@ -76,11 +76,7 @@ class Train(Job):
     ] = True
     budget_s: Annotated[
         float | None,
-        option(
-            "--budget",
-            help="Time limit of the evaluation, such as 90s or 10m; all is fitted first.",
-            read=opt.read_budget,
-        ),
+        opt.budget_option("Time limit of the evaluation, such as 90s or 10m; all is fitted first."),
     ] = None
     jobs: opt.JobsOption = None
     dask: opt.DaskOption = None

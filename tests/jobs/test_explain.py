@@ -21,7 +21,7 @@ from codl.ir.plan import Plan
 from codl.ir.records.profile import span_of
 from codl.ir.records.results import Latency, TimeSpan
 from codl.ir.records.waterfall import MEASURED_TERMS, TERMS
-from codl.jobs.explanation import Explanation, explain_measured, explain_predicted
+from codl.jobs.explain import Explanation, explain_measured, explain_predicted
 from codl.kernels.tuning import Tuning
 from codl.lower.lowering import lower
 from codl.machine.placement import LocalSoc

@@ -27,7 +27,7 @@ from codl.ir import Array, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
-from codl.jobs.run_report import measure
+from codl.jobs.run import measure
 from codl.lower import lowering
 from codl.machine import cache
 from codl.machine.placement import LocalSoc

@@ -3,7 +3,7 @@
 A waterfall is a sequence of totals: each is the latency of one inference with one more cause of
 loss than the previous total, computed separately. A term is the difference of two neighbours,
 negative if the second is smaller. So the bound and all terms add up to the last total, for the
-model and for each chain. `codl.plan.waterfall`, `codl.jobs.explanation` and
+model and for each chain. `codl.plan.waterfall`, `codl.jobs.explain` and
 docs/concepts/explain.md define the totals.
 """
 

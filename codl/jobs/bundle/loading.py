@@ -23,6 +23,7 @@ from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
 from codl.ir.records import soc as socs
 from codl.ir.records.results import Checked
+from codl.ir.types import PROCESSORS
 from codl.jobs.bundle.archive import (
     CONSTANTS,
     EXECUTABLE,
@@ -250,12 +251,10 @@ def _checked(recorded: LocalSoc, wanted: LocalSoc, archive: Archive) -> LocalSoc
 
 
 def _facts(soc: LocalSoc) -> dict[str, Any]:
-    sides = {"cpu": asdict(soc.cpu), "gpu": asdict(soc.gpu)}
-    inner = {
-        f"{side}.{key}": value for side, facts in sides.items() for key, value in facts.items()
-    }
-    outer = {"name": soc.name, "source": soc.source}
-    return {key: value for key, value in (outer | inner).items() if key not in FREE}
+    facts = {"name": soc.name, "source": soc.source}
+    for side in PROCESSORS:
+        facts |= {f"{side}.{key}": fact for key, fact in asdict(getattr(soc, side)).items()}
+    return {key: value for key, value in facts.items() if key not in FREE}
 
 
 @contextmanager

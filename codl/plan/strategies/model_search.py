@@ -6,10 +6,9 @@ error for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from time import perf_counter
 from typing import TypeAlias
 
@@ -60,11 +59,9 @@ class ModelSearch:
         return self.network or load(self.model, self.batch, self.shapes)
 
     def without_files(self) -> ModelSearch:
-        """The search with its network, for a worker without the model's file."""
-        return self if self.model in BUILT_IN else self.read()
-
-    def read(self) -> ModelSearch:
-        """The search with its network, or with the error of reading it."""
+        """The search with its network, or with the error of reading it, for a worker elsewhere."""
+        if self.model in BUILT_IN:
+            return self
         try:
             return replace(self, network=self.load().structure)
         except CodlError as error:
@@ -113,25 +110,13 @@ def search_models(
     ready = context if workers.are_here else context.portable(*predictors)
     done: dict[int, SearchOutcome] = {}
     # A generator: files are read while workers search earlier models.
-    sent = (
-        search if workers.have_files else search.without_files() for search in _read_once(searches)
-    )
+    sent = (search if workers.have_files else search.without_files() for search in searches)
     with closing(workers.results(_outcome, ready, sent)) as results, budget.keeping(done):
         for at, outcome in budget.steps(results, progress, total=len(searches)):
             done[at] = outcome
     is_late = budget.ended == "budget"
     missing = CodlError("There was no time left for it." if is_late else "Ctrl-C came before it.")
     return [done.get(at, missing) for at in range(len(searches))]
-
-
-def _read_once(searches: Sequence[ModelSearch]) -> Iterator[ModelSearch]:
-    """The searches; a model that successive searches share is read once."""
-    for _, group in groupby(searches, key=lambda each: (each.model, each.batch, each.shapes)):
-        same = [*group]
-        if len(same) > 1 and not any(search.on_device for search in same):
-            network = same[0].read().network
-            same = [replace(search, network=network) for search in same]
-        yield from same
 
 
 def _outcome(context: Context, search: ModelSearch) -> SearchOutcome:
