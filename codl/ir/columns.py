@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from itertools import starmap
 from math import prod
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,23 @@ FeatureColumns = dict[str, Column]
 C = TypeVar("C", bound="Columns")
 
 
-def ceil_div(a: Column | float, b: Column | float) -> Column:
-    """Quotient rounded up; exact for whole numbers below 2^53 / b."""
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Column | float, b: Column | float) -> Column: ...
+def ceil_div(a: Column | float, b: Column | float) -> Column | int:
+    """Quotient rounded up; of columns, exact for whole numbers below 2^53 / b."""
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
     result: Column = np.ceil(np.divide(a, b))
     return result
 
 
-def round_up(a: Column | float, b: Column | float) -> Column:
+@overload
+def round_up(a: int, b: int) -> int: ...
+@overload
+def round_up(a: Column | float, b: Column | float) -> Column: ...
+def round_up(a: Column | float, b: Column | float) -> Column | int:
     return ceil_div(a, b) * b
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from codl.ir import types
-from codl.ir.columns import Column, Columns, FeatureColumns
+from codl.ir.columns import Column, Columns, FeatureColumns, ceil_div, round_up
 from codl.ir.ops.base import Weights
 from codl.ir.ops.window import WindowColumns, WindowOp
 from codl.ir.records.soc import Soc
@@ -28,13 +28,11 @@ from codl.kernels.tiling import (
     TEXEL,
     ChoiceColumns,
     base_defines,
-    ceil_div,
     first_choice,
     group_shapes,
     image_refusal,
     in_order,
     least,
-    round_up,
     rounds,
     single,
     strip,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from codl.ir.columns import ceil_div
 from codl.ir.onnx_node import Node
 from codl.ir.ops.nd import AxisBlock
 from codl.ir.ops.reductions import REDUCTIONS, Channels, Norm, Reduce, Softmax
@@ -15,7 +16,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import NamedArrays, OrtPlan, ints, node, number, of_onnx
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, Sizes, launch, of_every_storage
-from codl.kernels.tiling import GROUP, ceil_div, power_of_two, strip, waves
+from codl.kernels.tiling import GROUP, power_of_two, strip, waves
 
 #: The most elements of whole rows per work-item on a CPU: some microseconds.
 LONGEST_STRIP = 1 << 15

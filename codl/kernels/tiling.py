@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isinf, log2
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import columns
-from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.ops.base import ACTIVATIONS, Activation, Array, Op
 from codl.ir.records.soc import GpuSide, Soc
 from codl.ir.records.tuned import Choice
@@ -35,22 +34,6 @@ TEXEL = 4
 def power_of_two(value: int) -> int:
     """The largest power of two up to `value`; at least 1."""
     return 1 << max(value.bit_length() - 1, 0)
-
-
-@overload
-def ceil_div(a: int, b: int) -> int: ...
-@overload
-def ceil_div(a: Column | float, b: Column | float) -> Column: ...
-def ceil_div(a: Column | float, b: Column | float) -> Column | int:
-    return -(-a // b) if isinstance(a, int) and isinstance(b, int) else columns.ceil_div(a, b)
-
-
-@overload
-def round_up(a: int, b: int) -> int: ...
-@overload
-def round_up(a: Column | float, b: Column | float) -> Column: ...
-def round_up(a: Column | float, b: Column | float) -> Column | int:
-    return ceil_div(a, b) * b
 
 
 def base_defines(

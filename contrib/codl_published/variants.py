@@ -15,13 +15,13 @@ from functools import cache
 from typing import Any, ClassVar, NoReturn
 
 from codl.errors import UnsupportedError
+from codl.ir.columns import ceil_div, round_up
 from codl.ir.ops.base import Op
 from codl.ir.ops.convolution import Conv2d
 from codl.ir.ops.window import Pool2d
 from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
 from codl.kernels.base import Backend, Choice, work
-from codl.kernels.tiling import ceil_div, round_up
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.onnx_node import Node
 from codl.ir.ops.matmul import HEADS, TOKENS, Attention, AttentionColumns
 from codl.ir.ops.nd import AxisBlock
@@ -18,15 +18,7 @@ from codl.kernels.base import ENDS, Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.cpu import OrtPlan, ints, node, number, of_onnx
 from codl.kernels.kernel import CPU_DEVICE, REAL_GPU, ColumnKernel, Grid, launch, of_every_storage
 from codl.kernels.matmul import fitting_rows, usual_rows
-from codl.kernels.tiling import (
-    ChoiceColumns,
-    beyond,
-    ceil_div,
-    gpu_cache_bytes,
-    holds,
-    round_up,
-    unique,
-)
+from codl.kernels.tiling import ChoiceColumns, beyond, gpu_cache_bytes, holds, unique
 
 #: The most bytes of local memory of a work-group, so that several fit on a compute unit.
 LOCAL_BYTES = 48 * 1024

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column, rest
+from codl.ir.columns import Column, ceil_div, rest
 from codl.ir.ops.movement import Concat, ConcatColumns
 from codl.ir.records.soc import Soc
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
 from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, of_every_storage
-from codl.kernels.tiling import TEXEL, ceil_div, waves
+from codl.kernels.tiling import TEXEL, waves
 
 #: The most pixels of a work-item on a CPU (about 5 us), and with emulated images.
 MOST_PIXELS, LONGEST_IN_IMAGES = 2048, 1024

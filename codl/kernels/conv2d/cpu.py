@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, FeatureColumns, rest, round_up
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.ops.base import Array, Pad, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.ops.window import Size2
@@ -21,7 +21,7 @@ from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.kernels import cpu
 from codl.kernels.cpu import NO_WINOGRAD, CpuKernel, NcnnLayer, OrtPlan, of_onnx, window_layer
-from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, ceil_div, halvings, packed_vectors
+from codl.kernels.tiling import FIRST_LEVEL, beyond, by_level, halvings, packed_vectors
 
 #: With at most this many channels on both sides, ncnn always uses its direct kernels.
 SMALL = 16

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.columns import Column, FeatureColumns, rest, round_up
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
@@ -15,7 +15,7 @@ from codl.ir.types import Storage
 from codl.kernels import tiling
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, ColumnKernel, Grid, Kernel
-from codl.kernels.tiling import ChoiceColumns, group_items, pack_bias, round_up, unique
+from codl.kernels.tiling import ChoiceColumns, group_items, pack_bias, unique
 
 #: Numbers of work-items that may share a tile's sums, and the least input blocks for each.
 TEAMS = (1, 2, 4, 8)

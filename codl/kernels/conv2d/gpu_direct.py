@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
@@ -67,7 +67,7 @@ class GpuDirect(GpuConv):
             return super().choices(op, soc)
         usual = self._chosen(op, soc, None)
         whole = joined(op, soc.gpu.vector_width)
-        blocks = tiling.ceil_div(whole.out_channels // whole.groups, soc.gpu.vector_width)
+        blocks = ceil_div(whole.out_channels // whole.groups, soc.gpu.vector_width)
         tiles = CPU_TILES[32 if tiling.assumed_registers(soc.gpu) >= 32 else 16]
         tried = ({"pixels": p, "outs": o} for p, o in tiles if not blocks % o)
         return unique([usual, *tried])
@@ -176,7 +176,7 @@ class GpuDirect(GpuConv):
             **window_args(slid),
         }
         # Pixels at both ends of a row's tile with some tap outside of the input.
-        edge = tiling.ceil_div(max(op.pad.left, op.pad.right), op.stride.w)
+        edge = ceil_div(max(op.pad.left, op.pad.right), op.stride.w)
         rows = {"STRIDE_W": op.stride.w, "EDGE": min(edge, pixels // 2)} if soc.gpu.is_cpu else {}
         # A constant number of input channels, where a loop would cost more.
         few = width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
@@ -282,8 +282,8 @@ def pack_blocks(weight: Array, width: int, outs: int) -> Array:
     channels cost three steps.
     """
     channels, together = weight.shape[1], outs * width
-    stored = tiling.round_up(channels, 4) if width == 4 else channels
-    items = tiling.ceil_div(weight.shape[0], together)
+    stored = round_up(channels, 4) if width == 4 else channels
+    items = ceil_div(weight.shape[0], together)
     window = weight.shape[2] * weight.shape[3]
     packed = np.zeros((items, stored * window * together), np.float32)
     for item in range(items):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column
+from codl.ir.columns import Column, ceil_div, round_up
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
@@ -26,12 +26,10 @@ from codl.kernels.tiling import (
     GROUP,
     ChoiceColumns,
     architecture_of,
-    ceil_div,
     holds,
     is_card,
     most_items,
     pack_bias,
-    round_up,
     single,
 )
 

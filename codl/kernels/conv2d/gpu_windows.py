@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, FeatureColumns, ceil_div
+from codl.ir.columns import Column, FeatureColumns, ceil_div, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
@@ -27,7 +27,6 @@ from codl.kernels.tiling import (
     holds,
     in_blocks,
     pack_filter,
-    round_up,
     waves,
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Column, FeatureColumns, ceil_div, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.ops.base import Array
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
@@ -32,7 +32,6 @@ from codl.kernels.tiling import (
     in_order,
     is_card,
     least,
-    round_up,
     rounds,
     unique,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codl.ir.columns import ceil_div, round_up
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import ConvTranspose2d
 from codl.ir.records.soc import Soc
@@ -13,7 +14,7 @@ from codl.kernels import cpu
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NamedArrays, NcnnLayer, OrtPlan, ints, node, of_onnx, window_layer
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
-from codl.kernels.tiling import ceil_div, holds, in_blocks, pack_bias, round_up, waves
+from codl.kernels.tiling import holds, in_blocks, pack_bias, waves
 
 #: Share of the second-level cache for a strip's input; weights and output use the rest.
 CACHE_SHARE = 0.5

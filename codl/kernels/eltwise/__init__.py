@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from codl.ir.columns import Column, FeatureColumns
+from codl.ir.columns import Column, FeatureColumns, ceil_div
 from codl.ir.ops.eltwise import MODES, UNARY, Eltwise, EltwiseColumns
 from codl.ir.records.soc import Soc
 from codl.ir.types import PLANAR, Element, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.cpu import CpuKernel, NamedArrays, NcnnLayer, OrtPlan, node, number, of_onnx
 from codl.kernels.kernel import BLOCKS, IMAGES, ColumnKernel, Grid, Kernel, of_every_storage
-from codl.kernels.tiling import ceil_div, float_literal
+from codl.kernels.tiling import float_literal
 
 #: The most pixels of a work-item on a CPU: about 5 us. Half as many with emulated images.
 LONGEST_STRIP = 2048

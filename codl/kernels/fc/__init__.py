@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns
+from codl.ir.columns import Column, FeatureColumns, ceil_div, round_up
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import FcColumns, FullyConnected
 from codl.ir.records.soc import Soc
@@ -18,7 +18,7 @@ from codl.kernels import cpu, kernel, tiling
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NcnnLayer, OrtPlan, fused_activation, left_over, node, of_onnx
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Kernel, apart, launch, of_every_storage
-from codl.kernels.tiling import TEXEL, by_level, ceil_div, pack_bias, round_up, texels, waves
+from codl.kernels.tiling import TEXEL, by_level, pack_bias, texels, waves
 
 #: Choices of streams of weights on a CPU by vector width; a single one waits for memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}

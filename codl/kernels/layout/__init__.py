@@ -5,13 +5,14 @@ The planar layout converts to and from all others; blocks and texels also conver
 
 from __future__ import annotations
 
+from codl.ir.columns import ceil_div
 from codl.ir.ops.base import Activation
 from codl.ir.records.soc import Soc
 from codl.ir.region import Shape
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, KernelPlan
 from codl.kernels.kernel import Grid
-from codl.kernels.tiling import base_defines, ceil_div, texels
+from codl.kernels.tiling import base_defines, texels
 
 #: The most V x V chunks of a work-item on a CPU.
 LONGEST_STRIP = 64

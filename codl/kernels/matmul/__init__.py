@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import BatchAxis, MatMul, MatMulColumns, merged
@@ -26,9 +26,7 @@ from codl.kernels.tiling import (
     ITEMS_PER_UNIT,
     ChoiceColumns,
     by_level,
-    ceil_div,
     gpu_cache_bytes,
-    round_up,
     strip,
     waves,
 )

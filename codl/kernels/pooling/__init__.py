@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.columns import Column, FeatureColumns, ceil_div, rest, round_up
 from codl.ir.ops.window import Pool2d, PoolColumns
 from codl.ir.records.soc import Soc
 from codl.kernels import tiling
@@ -27,7 +27,7 @@ from codl.kernels.kernel import (
     window_args,
     window_macros,
 )
-from codl.kernels.tiling import by_level, ceil_div, holds, packed_vectors, round_up, texels
+from codl.kernels.tiling import by_level, holds, packed_vectors, texels
 
 #: The most input columns collected together, by vector width: as many as fit the registers.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.ir.columns import ceil_div
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.resize import AxisTable, Resize
@@ -17,7 +18,6 @@ from codl.kernels.base import ENDS, Choice, ConstantArg, KernelPlan
 from codl.kernels.cpu import CpuKernel, NcnnLayer, OrtPlan, node, of_onnx
 from codl.kernels.kernel import BLOCKS, Grid, Kernel, of_every_storage
 from codl.kernels.strided import as_ints
-from codl.kernels.tiling import ceil_div
 
 #: The most taps of a work-item on a CPU: a few us.
 LONGEST_STRIP = 4096

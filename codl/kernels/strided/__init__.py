@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from codl.ir.columns import ceil_div
 from codl.ir.ops.base import Array
 from codl.ir.ops.movement import (
     ConcatNd,
@@ -35,7 +36,7 @@ from codl.kernels.cpu import (
     of_onnx,
 )
 from codl.kernels.kernel import Grid, Kernel, Sizes, launch, of_every_storage
-from codl.kernels.tiling import ceil_div, strip, waves
+from codl.kernels.tiling import strip, waves
 
 #: The most elements of a piece of a row, and roughly of a work-item, on a CPU: a few us.
 LONGEST_PIECE = 4096
