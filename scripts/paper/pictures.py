@@ -336,7 +336,7 @@ def _by_soc(
                     key.shape,
                     low=low,
                     high=high,
-                )  # fmt: skip
+                )
                 for of, who, value, low, high, _ in rows
                 if of == soc
                 for key in [LOOKS[who]]
