@@ -15,6 +15,7 @@ from textwrap import indent, wrap
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from markdown_tables import markdown
 
 import codl
 from codl import errors
@@ -136,7 +137,7 @@ def _options(function: Any) -> dict[str, tuple[str, str]]:
 
 def _table(of: str, rows: Iterable[tuple[str, ...]]) -> str:
     columns = (words(of), words("what it is"))
-    return TextTable("", columns, (TextSection("", tuple(map(TextRow, rows))),)).to_markdown()
+    return markdown(TextTable("", columns, (TextSection("", tuple(map(TextRow, rows))),)))
 
 
 def _shown(value: Any) -> str:

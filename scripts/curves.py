@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
-from standalone import Line, below, lines
+from standalone import Line, RatioScale, below, lines
 
 from codl import files
 from codl.ir.records.results import EvalRow
-from codl.report.charts import SHAPES, Data, Key, Picture, Scale, shortened
+from codl.report.charts import SHAPES, Key, Picture, Scale, shortened
 from codl.report.results import (
     UNMEASURED,
     EvalResult,
@@ -211,7 +211,7 @@ def curve_content(results: Sequence[CurveResult]) -> TextTable:
     )
     text_sections = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
     title = "Gain against the ratio of speeds"
-    return TextTable(title, columns, text_sections, caption, "size")
+    return TextTable(title, columns, text_sections, caption)
 
 
 def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
@@ -287,7 +287,7 @@ def pictures(results: Sequence[CurveResult]) -> list[Picture]:
 def _panel(family: Family, shapes: Mapping[str, str]) -> Picture:
     ratios = [point.measured.ratio for point in family.points]
     gains = [gain for point in family.points for gain in _gains(point)]
-    x = Scale(min(1.0, *ratios) / MARGIN, max(1.0, *ratios) * MARGIN, log=True)
+    x = RatioScale(min(1.0, *ratios) / MARGIN, max(1.0, *ratios) * MARGIN)
     y = Scale(min(1.0, *gains) - ABOVE, max(2.0, *gains) + ABOVE)
     through = sorted({1.0, *(x.low * (x.high / x.low) ** (k / 60) for k in range(61))})
     bound = Line(tuple((r, lossless(r), "") for r in through), "bound dashed", shape="")
@@ -311,7 +311,7 @@ def _panel(family: Family, shapes: Mapping[str, str]) -> Picture:
     return lines(
         f"{family.title}{note}",
         of,
-        Data(heads, rows),
+        TextTable.plain(family.title, heads, rows),
         names=(SPEEDS, "gain over the better processor"),
         x=x,
         y=y,

@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "paper"))
 from figure import PaperFigure, frame_of, read
+from markdown_tables import markdown
 from pictures import FIGURES as DRAWN
 from pictures import SUMMARIES
 
@@ -32,7 +33,9 @@ def paper_content(name: str) -> str:
         of = contents[0]["soc"]["name"]
         lines += [f"![{figure.title}, of {of}](paper/{name}.svg)", "", f"The picture is of `{of}`."]
         lines.append("")
-    return "\n".join([*lines, figure.table(frame_of(contents)).to_markdown(), "", *_made(contents)])
+    return "\n".join(
+        [*lines, markdown(figure.table(frame_of(contents)), by="SoC"), "", *_made(contents)]
+    )
 
 
 def _made(contents: Sequence[Mapping[str, Any]]) -> Iterator[str]:

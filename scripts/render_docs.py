@@ -36,6 +36,7 @@ import typer
 from api_pages import api_reference, keys_content
 from curves import curve, curve_content, load_curve
 from gains import gains_content
+from markdown_tables import markdown
 from paper_figures import paper_content, paper_picture
 from planner_tables import TABLES
 from split_picture import split
@@ -121,6 +122,8 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "phone-gpus": gpus_content,
 }
 
+#: What sections of a view are headed by, where it is not parts.
+BY = {"curve": "size"}
 #: Tables that look at files themselves.
 OF_FILES: Mapping[str, Callable[[Sequence[Path]], TextTable]] = {
     "gains": gains_content,
@@ -283,9 +286,9 @@ def _files(names: Sequence[str]) -> list[Path]:
 def _generated(what: str) -> str:
     view, *names = what.split()
     if view in LISTS and not names:
-        return f"\n{LISTS[view]().to_markdown()}\n\n"
+        return f"\n{markdown(LISTS[view]())}\n\n"
     if view == KEYS and len(names) == 1:
-        return f"\n{keys_content(names[0]).to_markdown()}\n\n"
+        return f"\n{markdown(keys_content(names[0]))}\n\n"
     if view not in {*VIEWS, *OF_FILES} or not names:
         known = ", ".join([*LISTS, *(f"{name} FILE" for name in (*VIEWS, *OF_FILES))])
         raise SystemExit(f"<!-- table: {what} --> must be one of {known}.")
@@ -293,8 +296,9 @@ def _generated(what: str) -> str:
     if not files:
         return _missing(view, names)
     if view in OF_FILES:
-        return f"\n{OF_FILES[view](files).to_markdown()}\n\n"
-    return f"\n{VIEWS[view]([load_curve(file) for file in files]).to_markdown()}\n\n"
+        return f"\n{markdown(OF_FILES[view](files))}\n\n"
+    table, by = VIEWS[view]([load_curve(file) for file in files]), BY.get(view, "part")
+    return f"\n{markdown(table, by=by)}\n\n"
 
 
 def cli_reference() -> str:
@@ -373,7 +377,7 @@ def _options(command: Any, common: Collection[tuple[str, ...]] = ()) -> Iterator
 
 def _table(rows: Iterable[TextRow]) -> str:
     columns = tuple(Column(name, numeric=False) for name in ("option", "what it is"))
-    return TextTable("", columns, (TextSection("", tuple(rows)),)).to_markdown()
+    return markdown(TextTable("", columns, (TextSection("", tuple(rows)),)))
 
 
 def _longest_name(parameter: Any) -> str:

@@ -13,9 +13,9 @@ from standalone import below
 
 from codl.ir.records.results import TimeSpan, doubts
 from codl.ir.types import PROCESSORS
-from codl.report.charts import Data, Key, Picture, Track, strip, timelines
+from codl.report.charts import Key, Picture, Track, strip, timelines
 from codl.report.results import EvalResult
-from codl.report.text_table import digits
+from codl.report.text_table import TextTable, digits
 
 #: A profiled run that takes so many times a plain one is of a disturbed machine.
 MOST_PROFILED = 1.25
@@ -59,7 +59,7 @@ def split(results: Sequence[EvalResult], title: str) -> Picture:
         strip(f"{model}: {ops} operators, {on_both} of {len(chains)} chains on both", chains),
         timelines(f"What both processors do ({how})", tuple(_tracks(ms, spans, profiled))),
     )
-    return replace(below(title, panels), data=Data(heads, told), legend=LEGEND)
+    return replace(below(title, panels), table=TextTable.plain(title, heads, told), legend=LEGEND)
 
 
 def _tracks(ms: dict[str, float], spans: Sequence[TimeSpan], profiled: float) -> Iterator[Track]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import log
 
 from markupsafe import Markup
 
 from codl.report.charts import (
     AXIS,
     LETTER,
-    Data,
+    MOST_TICKS,
     Key,
     Picture,
     Scale,
@@ -22,7 +23,7 @@ from codl.report.charts import (
     shortened,
     text,
 )
-from codl.report.text_table import cell_text
+from codl.report.text_table import TextSection, TextTable
 
 #: Pixels that pictures are wide that stand alone, and how much larger a wide page shows them: their
 #: letters can be read on a phone.
@@ -31,6 +32,25 @@ ALONE, LARGER = 480, 1.25
 FITTING = 62
 #: Pixels that a line of the legend takes.
 LINE = 20
+#: Ticks of ratio axes, from fine to coarse.
+RATIOS = (
+    [k / 10 for k in range(1, 31)],
+    [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0],
+    [2.0**k for k in range(-7, 11)],
+    [4.0**k for k in range(-5, 8)],
+)
+
+
+class RatioScale(Scale):
+    """A logarithmic axis of ratios, with as many ticks as fit."""
+
+    def part(self, value: float) -> float:
+        return log(max(value, 1e-12) / self.low) / log(self.high / self.low)
+
+    @property
+    def ticks(self) -> list[float]:
+        inside = [[t for t in ticks if self.low <= t <= self.high] for ticks in RATIOS]
+        return next((ticks for ticks in inside if len(ticks) <= MOST_TICKS), inside[-1])
 
 
 def below(title: str, panels: Sequence[Picture]) -> Picture:
@@ -46,11 +66,12 @@ def below(title: str, panels: Sequence[Picture]) -> Picture:
         )
         y += 28 + panel.height + 12
     first, *_ = panels
-    rows = tuple(row for panel in panels for row in panel.data.rows)
+    tables = [panel.table for panel in panels if panel.table]
+    sections = tuple(section for table in tables for section in table.sections)
     return replace(
         first, title=title, marks=Markup().join(drawn), height=y, left=left,
         right=max(panel.right for panel in panels),
-        data=Data(first.data.columns, rows),
+        table=replace(tables[0], sections=sections) if tables else None,
         legend=tuple(dict.fromkeys(key for panel in panels for key in panel.legend)),
     )  # fmt: skip
 
@@ -77,7 +98,7 @@ def stand_alone(picture: Picture, width: int = ALONE) -> str:
     )
     style = Markup("<style>{}svg{{color:var(--ink)}}</style>").format(Markup(colours()))
     ground = mark("rect", width="100%", height="100%", class_="ground")
-    heads = mark("title", picture.title) + mark("desc", _words(picture.data)) + style + ground
+    heads = mark("title", picture.title) + mark("desc", _words(picture.table)) + style + ground
     height = top + picture.height
     box = {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -89,8 +110,9 @@ def stand_alone(picture: Picture, width: int = ALONE) -> str:
     return str(mark("svg", content, role="img", class_="picture", **box)) + "\n"
 
 
-def _words(data: Data) -> str:
-    return "; ".join(", ".join(map(cell_text, row)) for row in data.rows)
+def _words(table: TextTable | None) -> str:
+    sections = table.sections if table else tuple[TextSection]()
+    return "; ".join(", ".join(row.cells) for section in sections for row in section.rows)
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ class Line:
 def lines(
     title: str,
     of: Sequence[Line],
-    data: Data,
+    table: TextTable,
     *,
     names: tuple[str, str],
     x: Scale,
@@ -132,8 +154,8 @@ def lines(
         plot += _line(each, x, y, height)
     inner = mark("svg", Markup().join(plot), y=top, width="100%", height=height, overflow="visible")
     return Picture(
-        title, Markup().join([*drawn, inner]), top + height + AXIS, data, tuple(legend), note,
-        tuple(sources), left=44, right=16,
+        title, Markup().join([*drawn, inner]), top + height + AXIS, tuple(legend), note,
+        tuple(sources), left=44, right=16, table=table,
     )  # fmt: skip
 
 

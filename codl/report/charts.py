@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from math import ceil, floor, log, log10
+from math import ceil, floor, log10
 from typing import Any
 
 from markupsafe import Markup
@@ -14,20 +14,14 @@ from codl.ir.plan import Chain
 from codl.ir.records.results import TimeSpan
 from codl.ir.types import PROCESSORS
 from codl.report.results import COMPUTING, SHARING
-from codl.report.text_table import TextTable, Value, digits
+from codl.report.text_table import TextTable, digits
 
 #: Pixels of a letter, of the margin beside a plot, and of the widest label.
 LETTER, BESIDE, WIDEST = 7.0, 58, 140
 #: Pixels of the ticks of an axis, and of its label.
 TICKS, LABEL = 20, 18
-#: The most ticks of an axis, and the ticks of ratio axes from fine to coarse.
+#: The most ticks of an axis.
 MOST_TICKS = 7
-RATIOS = (
-    [k / 10 for k in range(1, 31)],
-    [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0],
-    [2.0**k for k in range(-7, 11)],
-    [4.0**k for k in range(-5, 8)],
-)
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -75,15 +69,12 @@ def label(name: str, y: float) -> Markup:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to positions along an axis, from 0 to 1; `log` is for ratios."""
+    """Maps values to positions along an axis, from 0 to 1."""
 
     low: float
     high: float
-    log: bool = False
 
     def part(self, value: float) -> float:
-        if self.log:
-            return log(max(value, 1e-12) / self.low) / log(self.high / self.low)
         return (value - self.low) / ((self.high - self.low) or 1.0)
 
     def __call__(self, value: float) -> str:
@@ -92,10 +83,7 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round values for ticks, at most seven; for ratios as many as fit."""
-        if self.log:
-            inside = [[t for t in ticks if self.low <= t <= self.high] for ticks in RATIOS]
-            return next((ticks for ticks in inside if len(ticks) <= MOST_TICKS), inside[-1])
+        """Round values for ticks, at most seven."""
         span = (self.high - self.low) or 1.0
         rough = 10 ** floor(log10(span / 5))
         step = next(rough * k for k in (1, 2, 5, 10) if span / (rough * k) <= MOST_TICKS - 1)
@@ -135,20 +123,6 @@ def point(x: str, y: float, *, class_: str, shape: str = "circle", tip: str = ""
 
 
 @dataclass(frozen=True)
-class Data:
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Value, ...], ...] = ()
-
-    @classmethod
-    def filled(cls, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> Data:
-        """A table without empty columns."""
-        lines = list(rows)
-        kept = [at for at in range(len(columns)) if any(r[at] not in (None, "") for r in lines)]
-        heads = tuple(columns[at] for at in kept)
-        return cls(heads, tuple(tuple(row[at] for at in kept) for row in lines))
-
-
-@dataclass(frozen=True)
 class Key:
     """A line of a legend: class and shape of a mark, and its meaning."""
 
@@ -165,26 +139,21 @@ class Key:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: SVG marks of a plot `height` pixels high, and its data.
+    """A picture: SVG marks of a plot `height` pixels high.
 
     `left` and `right` are margins in pixels. `note` is a caveat, and `sources` are the sources of
-    the numbers. `shown` replaces the table of the `data`, which is empty where the page has one.
+    the numbers. `table` has the numbers where the page has no other table of them.
     """
 
     title: str
     marks: Markup
     height: float
-    data: Data
     legend: tuple[Key, ...] = ()
     note: str = ""
     sources: tuple[str, ...] = ()
     left: float = 0
     right: float = BESIDE
-    shown: TextTable | None = None
-
-    @property
-    def table(self) -> TextTable:
-        return self.shown or TextTable.plain(self.title, self.data.columns, self.data.rows)
+    table: TextTable | None = None
 
 
 def colours() -> str:
@@ -199,23 +168,12 @@ AXIS = TICKS + LABEL
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its spread and its tooltip."""
+    """A value with its tooltip."""
 
     value: float
     class_: str
     tip: str
     shape: str = "circle"
-    low: float | None = None
-    high: float | None = None
-
-
-def dot_mark(dot: Dot, scale: Scale, y: float) -> Markup:
-    """A point with its whisker."""
-    shape = point(scale(dot.value), y, class_=dot.class_, shape=dot.shape, tip=dot.tip)
-    if dot.low is None or dot.high is None or dot.high <= dot.low:
-        return shape
-    ends = {"x1": scale(dot.low), "x2": scale(dot.high), "y1": f"{y:g}", "y2": f"{y:g}"}
-    return mark("line", class_=f"whisker {dot.class_}", **ends) + shape
 
 
 @dataclass(frozen=True)
@@ -243,7 +201,6 @@ class Bar:
 def bars(
     title: str,
     rows: Sequence[Bar],
-    data: Data,
     *,
     name: str,
     low: float = 0.0,
@@ -271,7 +228,7 @@ def bars(
         drawn.append(mark("line", tip=at[1], class_="line bound dashed", **ends_at))
     drawn.insert(0, axis(scale, 0, y, name))
     return Picture(
-        title, Markup().join(drawn), y + AXIS, data, tuple(legend), note, tuple(sources),
+        title, Markup().join(drawn), y + AXIS, tuple(legend), note, tuple(sources),
         left=left, right=max(widest + 10, 24),
     )  # fmt: skip
 
@@ -289,7 +246,10 @@ def _bar(bar: Bar, scale: Scale, y: float) -> Markup:
     if bar.whisker and bar.whisker[1] > bar.whisker[0]:
         ends = {"x1": scale(bar.whisker[0]), "x2": scale(bar.whisker[1])}
         drawn.append(mark("line", y1=middle, y2=middle, class_="whisker", **ends))
-    drawn += [dot_mark(dot, scale, middle) for dot in bar.points]
+    drawn += [
+        point(scale(dot.value), middle, class_=dot.class_, shape=dot.shape, tip=dot.tip)
+        for dot in bar.points
+    ]
     return Markup().join(drawn)
 
 
@@ -339,8 +299,9 @@ def strip(title: str, chains: Sequence[Chain], *, sources: Iterable[str] = ()) -
     legend = [Key("cpu", "the CPU's part"), Key("gpu", "the GPU's part")]
     legend += [Key("both", "a chain, cut along one dimension")] if dims else []
     return Picture(
-        title, Markup().join(drawn), bottom + AXIS, Data.filled(heads, rows), tuple(legend),
-        sources=tuple(sources), left=gutter(["layers", *lanes]), right=12,
+        title, Markup().join(drawn), bottom + AXIS, tuple(legend), sources=tuple(sources),
+        left=gutter(["layers", *lanes]), right=12,
+        table=TextTable.plain(title, heads, rows, filled=True),
     )  # fmt: skip
 
 
@@ -389,19 +350,13 @@ def timelines(
             y += WORK + 4
         y += 4
     drawn.insert(0, axis(scale, 0, y, "milliseconds"))
-    rows = tuple(
-        (track.heading, span.processor, span.kind, span.label, span.start_ms, span.end_ms)
-        for track in tracks
-        for span in track.spans
-    )
-    heads = ("timeline", "processor", "kind", "label", "start (ms)", "end (ms)")
     kinds = [
         Key("cpu", "the CPU computes"), Key("gpu", "the GPU computes"),
         Key("share", "data sharing"), Key("wait", "waiting"),
     ]  # fmt: skip
     return Picture(
-        title, Markup().join(drawn), y + AXIS, Data(heads, rows), tuple(kinds), note,
-        tuple(sources), left=left, right=12,
+        title, Markup().join(drawn), y + AXIS, tuple(kinds), note, tuple(sources),
+        left=left, right=12,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from codl.ir.plan import Chain
 from codl.ir.records.results import EvalRow
 from codl.ir.records.waterfall import TERMS
 from codl.report import charts, tables, waterfalls
-from codl.report.charts import Bar, Data, Dot, Key, Part, Picture, Track, colours
+from codl.report.charts import Bar, Dot, Key, Part, Picture, Track, colours
 from codl.report.compare import check_results
 from codl.report.results import (
     IDEAL,
@@ -42,7 +42,7 @@ from codl.report.results import (
 from codl.report.tables import timeline_content
 from codl.report.text_table import TextTable, digits, stem
 from codl.report.verdict import findings
-from codl.report.waterfalls import NOTHING, WaterfallLine, signed, steps_of, what_of
+from codl.report.waterfalls import NOTHING, WaterfallLine, signed, steps_of
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -99,7 +99,6 @@ def speedups(result: EvalResult) -> Picture | None:
     return charts.bars(
         "Speedup over the better processor",
         bars,
-        Data(),
         name=f"times as fast as the better of cpu and gpu ({TIMES})",
         at=(1.0, "the better of cpu and gpu"),
         note="A whisker reaches to what the 80th percentile of runs makes of it.",
@@ -125,7 +124,6 @@ def latencies(result: EvalResult, model: str) -> Picture:
     return charts.bars(
         f"Latency of {stem(model)}",
         bars,
-        Data(),
         name="milliseconds",
         at=at,
         legend=legend,
@@ -192,7 +190,7 @@ def timeline_of(profile: InferenceProfile, others: Sequence[InferenceProfile]) -
         note="One inference, profiled, which slows it.",
         sources=(profile.source,),
     )
-    return replace(picture, shown=timeline_content(others))
+    return replace(picture, table=timeline_content(others))
 
 
 def waterfall(result: ExplainResult) -> Picture:
@@ -201,11 +199,9 @@ def waterfall(result: ExplainResult) -> Picture:
     totals = [step.total_ms for step in steps]
     low = max(0.0, min(totals) - 0.5 * ((max(totals) - min(totals)) or max(totals) or 1.0))
     cut_off = f", from {digits(low)} on" if low else ""
-    rows = tuple((s.name, s.ms, s.total_ms, what_of(s.name, result)) for s in steps)
     return charts.bars(
         f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}",
         [_waterfall_bar(step, low) for step in steps],
-        Data(("term", "ms", "total (ms)", "what it is"), rows),
         name=f"milliseconds{cut_off}",
         low=low,
         legend=(

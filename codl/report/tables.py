@@ -145,7 +145,7 @@ def eval_content(result: EvalResult) -> TextTable:
     spare = ("source", "memory (MB)", "energy (mJ)", "first run (ms)", "over measured", "",
              "of ideal (%)", "", "predicted (ms)")  # fmt: skip
     title = f"Latency on {result.soc.name}"
-    return TextTable.plain(title, heads, rows, caption, spare=spare, by="model", filled=True)
+    return TextTable.plain(title, heads, rows, caption, spare=spare, filled=True)
 
 
 def _eval_row(result: EvalResult, row: EvalRow) -> tuple[Value, ...] | TextRow:

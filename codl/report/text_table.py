@@ -1,4 +1,4 @@
-"""Tables for the terminal, HTML and Markdown, and the only conversion of numbers to text."""
+"""Tables for the terminal and for HTML, and the only conversion of numbers to text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import floor, log10
 from pathlib import Path
-from textwrap import wrap
 from typing import Literal, TypeAlias
 
 import rich.table
@@ -63,7 +62,7 @@ class TextSection:
 class TextTable:
     """A table; `caption` has sentences that qualify its numbers.
 
-    `by` is the column header of section headings in documents. A terminal that is too narrow for
+    A terminal that is too narrow for
     all words drops `spare` columns, then words break, the longest first, but not those of headers.
     """
 
@@ -71,7 +70,6 @@ class TextTable:
     columns: tuple[Column, ...]
     sections: tuple[TextSection, ...]
     caption: tuple[str, ...] = ()
-    by: str = "part"
 
     @classmethod
     def plain(
@@ -82,7 +80,6 @@ class TextTable:
         caption: Iterable[str] = (),
         *,
         spare: Sequence[str] = (),
-        by: str = "part",
         filled: bool = False,
     ) -> TextTable:
         """A table of values, in sections if they are given by heading.
@@ -113,7 +110,7 @@ class TextTable:
             return TextRow(tuple(cell_text(row[at]) for at in kept))
 
         sections = (TextSection(of, tuple(map(text_row, rows))) for of, rows in lines.items())
-        return cls(title, tuple(map(column, kept)), tuple(sections), tuple(caption), by)
+        return cls(title, tuple(map(column, kept)), tuple(sections), tuple(caption))
 
     @property
     def is_long(self) -> bool:
@@ -183,23 +180,6 @@ class TextTable:
             widths = _up_to(limit, widths, wanted)
         return widths
 
-    def to_markdown(self) -> str:
-        """A pipe table with its caption; headings of sections, if any, are the first column."""
-        rules = ["---:" if column.numeric else "---" for column in self.columns]
-        lines = [[self.by, *(column.header for column in self.columns)], ["---", *rules]]
-        for section in self.sections:
-            # A heading appears once for its rows.
-            headings = [section.heading, *("" for _ in section.rows)]
-            for heading, row in zip(headings, section.rows, strict=False):
-                missing = [""] * (len(self.columns) - len(row.shown))
-                lines.append([heading, *row.shown, *missing])
-        if not any(section.heading for section in self.sections):
-            lines = [line[1:] for line in lines]
-        table = [f"| {' | '.join(map(_in_markdown, line))} |" for line in lines]
-        notes = " ".join([*self.failures(), *self.caption])
-        wrapped = wrap(notes, 100, break_on_hyphens=False)
-        return "\n".join([*table, *(["", *wrapped] if notes else [])])
-
 
 def _up_to(limit: int, widths: Sequence[int], wanted: Sequence[int]) -> list[int]:
     """Wanted widths, capped by a limit, but at least the given widths."""
@@ -211,11 +191,6 @@ def cell_text(value: Value) -> str:
     if isinstance(value, str):
         return value or NONE
     return count(value) if isinstance(value, int) else digits(value)
-
-
-def _in_markdown(cell: str) -> str:
-    """A cell with the characters escaped that would end the cell or the row."""
-    return cell.replace("|", "\\|").replace("\n", "<br>")
 
 
 def digits(value: float | None, *, percent: bool = False) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import pandas as pd
 import pictures  # which finds the modules of scripts/
+from markdown_tables import markdown
 from standalone import stand_alone
 
 from codl.errors import CodlError
@@ -85,7 +86,7 @@ class PaperFigure:
         if options.svg:
             write(options.svg, self.svg([content]))
         frame = frame_of([content])
-        print(json.dumps(content) if options.json else self.table(frame).to_markdown())
+        print(json.dumps(content) if options.json else markdown(self.table(frame), by="SoC"))
 
 
 def made_by(name: str, arguments: Sequence[str]) -> str:
@@ -131,7 +132,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         sections.setdefault(str(soc), []).append(TextRow(shown))
     heads = tuple(Column(name, numeric=at > 0) for at, name in enumerate(columns))
     parts = tuple(TextSection(name, tuple(of_soc)) for name, of_soc in sections.items())
-    return TextTable(title, heads, parts, by="SoC")
+    return TextTable(title, heads, parts)
 
 
 def shows_models(every: pd.DataFrame, of_model: pd.DataFrame) -> bool:

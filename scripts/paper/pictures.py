@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, ClassVar, Literal
@@ -17,21 +17,19 @@ from codl.report import charts
 from codl.report.charts import (
     AXIS,
     Bar,
-    Data,
     Dot,
     Key,
     Part,
     Picture,
     Scale,
-    Value,
     axis,
-    dot_mark,
     gutter,
     label,
     mark,
+    point,
 )
 from codl.report.results import ResultFile, SocSummary, parse_as
-from codl.report.text_table import digits
+from codl.report.text_table import TextTable, Value, digits
 
 sys.path.append(str(Path(__file__).parents[1]))
 from standalone import Line, below, lines
@@ -125,7 +123,7 @@ def _over(
     return lines(
         title,
         of,
-        data_of(rows),
+        table_of(title, rows),
         names=(name, MILLISECONDS),
         x=x,
         y=Scale(0.0, 1.05 * most or 1.0),
@@ -148,10 +146,11 @@ def _number(row: Mapping[str, Value], key: str) -> float | None:
     return None if value is None or isinstance(value, str) else float(value)
 
 
-def data_of(rows: Rows) -> Data:
+def table_of(title: str, rows: Rows) -> TextTable:
     """All of some rows, by their keys."""
     heads = tuple(dict.fromkeys(key for row in rows for key in row))
-    return Data.filled(heads, [[row.get(key) for key in heads] for row in rows])
+    cells = [[row.get(key) for key in heads] for row in rows]
+    return TextTable.plain(title, heads, cells, filled=True)
 
 
 def _sharing(result: PaperResult) -> Iterator[Picture]:
@@ -167,10 +166,10 @@ def _sharing(result: PaperResult) -> Iterator[Picture]:
         points = () if ran is None else (Dot(ran, "bound hollow", tip, "diamond"),)
         bars.append(Bar(plan, (part,), digits(predicted), points, None, str(heading or "")))
         before, measured = row.get("model"), measured or ran is not None
-    yield charts.bars(
-        "Data sharing with chains and without",
+    title = "Data sharing with chains and without"
+    drawn = charts.bars(
+        title,
         bars,
-        data_of(result.rows),
         name=MILLISECONDS,
         legend=[
             Key("share", "predicted"),
@@ -178,6 +177,7 @@ def _sharing(result: PaperResult) -> Iterator[Picture]:
         ],
         sources=("predicted", *result.sources),
     )
+    yield replace(drawn, table=table_of(title, result.rows))
 
 
 def _strips(result: PaperResult) -> Iterator[Picture]:
@@ -261,10 +261,27 @@ def _weighed(rows: Rows, split: str) -> float | None:
 DOT, ROOM = 9, 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class RangeDot(Dot):
+    """A dot with a whisker from `low` to `high`."""
+
+    low: float
+    high: float
+
+
+def _dot(dot: RangeDot, scale: Scale, y: float) -> Markup:
+    """A point with its whisker."""
+    shape = point(scale(dot.value), y, class_=dot.class_, shape=dot.shape, tip=dot.tip)
+    if dot.high <= dot.low:
+        return shape
+    ends = {"x1": scale(dot.low), "x2": scale(dot.high), "y1": f"{y:g}", "y2": f"{y:g}"}
+    return mark("line", class_=f"whisker {dot.class_}", **ends) + shape
+
+
 def dots(
     title: str,
-    rows: Sequence[tuple[str, Sequence[Dot]]],
-    data: Data,
+    rows: Sequence[tuple[str, Sequence[RangeDot]]],
+    table: TextTable,
     *,
     name: str,
     at: float | None = None,
@@ -289,11 +306,11 @@ def dots(
         if top:
             drawn.append(mark("line", x1="0%", x2="100%", y1=top, y2=top, class_="grid"))
         for number, dot in enumerate(of_row):
-            drawn.append(dot_mark(dot, scale, top + ROOM / 2 + DOT * number))
+            drawn.append(_dot(dot, scale, top + ROOM / 2 + DOT * number))
         top += height
     return Picture(
-        title, Markup().join(drawn), bottom + AXIS, data, tuple(legend), note, tuple(sources),
-        left=gutter(of for of, _ in rows), right=12,
+        title, Markup().join(drawn), bottom + AXIS, tuple(legend), note, tuple(sources),
+        left=gutter(of for of, _ in rows), right=12, table=table,
     )  # fmt: skip
 
 
@@ -312,7 +329,14 @@ def _by_soc(
         (
             soc,
             [
-                Dot(value, key.class_, f"{of}, {who}: {digits(value)} {what}", key.shape, low, high)
+                RangeDot(
+                    value,
+                    key.class_,
+                    f"{of}, {who}: {digits(value)} {what}",
+                    key.shape,
+                    low=low,
+                    high=high,
+                )
                 for of, who, value, low, high, _ in rows
                 if of == soc
                 for key in [LOOKS[who]]
@@ -321,7 +345,8 @@ def _by_soc(
         for soc in socs
     ]
     legend = [key for who, key in LOOKS.items() if any(row[1] == who for row in rows)]
-    return dots(title, by_soc, Data(heads, tuple(rows)), name=name, at=at, legend=legend)
+    table = TextTable.plain(title, heads, rows)
+    return dots(title, by_soc, table, name=name, at=at, legend=legend)
 
 
 FIGURES: Mapping[str, Callable[[PaperResult], Iterator[Picture]]] = {

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from markdown_tables import markdown
 from rich.console import Console, RenderableType
 
 from codl.errors import CodlError, InvalidFileError
@@ -420,7 +421,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
 def test_markdown_keeps_cells_apart() -> None:
     rows = (TextRow(("a|b", "1")), TextRow(("c\nd",), failure="broken"))
     columns = (Column("name", numeric=False), Column("row ms"))
-    text = TextTable("t", columns, (TextSection("m", rows),), ("A note.",)).to_markdown()
+    text = markdown(TextTable("t", columns, (TextSection("m", rows),), ("A note.",)))
     assert text.splitlines() == [
         "| part | name | row ms |",
         "| --- | --- | ---: |",

@@ -105,7 +105,7 @@ def test_verdicts_are_kept_by_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"version": 1, "models": []}', "models: must be a mapping"),
+        ('{"version": 1, "models": []}', "models: expected object"),
         ("{", "not JSON"),
     ],
 )

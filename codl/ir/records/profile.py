@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from codl import files
-from codl.errors import InvalidFileError, MismatchError
+from codl.errors import MismatchError
 from codl.files import HOME, now
 from codl.files import VERSION as CODL
 from codl.ir import yaml_file
@@ -34,7 +34,6 @@ from codl.ir.records.results import Amount, SpanKind
 
 #: Folder of profiles, with a folder for each SoC and a file for each network.
 FOLDER = HOME / "profiles"
-VERSION = 1
 FIX = "`codl run MODEL --soc SOC` makes a new one."
 
 
@@ -68,6 +67,7 @@ class NetworkProfile:
     unknown. `rounds` counts the improver's rounds; a run outside them lowers it by one.
     """
 
+    version: Literal[1] = 1
     model: str
     network: str
     soc: str
@@ -111,18 +111,12 @@ class NetworkProfile:
             raise MismatchError(f"The profile {path} is of {differences}. {FIX}")
 
     def save(self, path: Path) -> Path:
-        content = {"version": VERSION, **asdict(self)}
-        return files.write(path, json.dumps(content, indent=1) + "\n")
+        return files.write(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def load_profile(path: Path) -> NetworkProfile:
     """Read a profile; raises `InvalidFileError` for a missing, unknown or wrong key."""
-    content: Any = files.read_json(path, fix=FIX)
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        problem = f"expected a profile of version {VERSION}."
-        raise InvalidFileError(path, problem, where="version", fix=FIX)
-    fields = {key: value for key, value in content.items() if key != "version"}
-    return yaml_file.convert(fields, NetworkProfile, path)
+    return yaml_file.convert(files.read_json(path, fix=FIX), NetworkProfile, path, fix=FIX)
 
 
 # Names of an executable's commands in profiles, shared by engines and readers.

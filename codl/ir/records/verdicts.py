@@ -6,17 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from codl import files
-from codl.errors import InvalidFileError
 from codl.files import HOME, now
 from codl.ir import yaml_file
 from codl.ir.records.results import Amount, Source
 
 #: Folder of verdicts, with a file for each SoC.
 FOLDER = HOME / "verdicts"
-VERSION = 1
 FIX = "`codl eval` makes a new one; the file can be removed."
 #: A split plan, one processor alone, or another library on all cores.
 Kind = Literal["plan", "processor", "library"]
@@ -54,6 +52,14 @@ class Remembered:
     created: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """Content of a file of verdicts, by model."""
+
+    version: Literal[1]
+    models: dict[str, Remembered]
+
+
 def remember(
     verdicts: Iterable[ModelVerdict], digests: Mapping[str, str], soc: str, folder: Path = FOLDER
 ) -> Path | None:
@@ -69,7 +75,7 @@ def remember(
     if not new:
         return None
     kept = {**remembered(soc, folder), **new}
-    content = {"version": VERSION, "models": {name: asdict(one) for name, one in kept.items()}}
+    content = asdict(_File(version=1, models=kept))
     return files.write(_path(soc, folder), json.dumps(content, indent=1) + "\n")
 
 
@@ -78,14 +84,7 @@ def remembered(soc: str, folder: Path = FOLDER) -> dict[str, Remembered]:
     path = _path(soc, folder)
     if not path.is_file():
         return {}
-    content: Any = files.read_json(path, fix=FIX)
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        problem = f"expected verdicts of version {VERSION}."
-        raise InvalidFileError(path, problem, where="version", fix=FIX)
-    models = content.get("models")
-    if not isinstance(models, dict):
-        raise InvalidFileError(path, "must be a mapping.", where="models", fix=FIX)
-    return {name: yaml_file.convert(one, Remembered, path) for name, one in models.items()}
+    return yaml_file.convert(files.read_json(path, fix=FIX), _File, path, fix=FIX).models
 
 
 def _path(soc: str, folder: Path) -> Path:
