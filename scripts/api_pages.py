@@ -43,7 +43,7 @@ RETURNED: Mapping[type, Sequence[str]] = {
     FoundPlan: ("plan", "search_ms", "placed"),
     FoundBound: ("model", "limit"),
     EvalRun: ("environment", "failed"),
-    CollectRun: ("dataset", "expected"),
+    CollectRun: ("dataset", "done"),
     Trained: ("report",),
 }
 #: Names of types as a reader calls them.

@@ -17,9 +17,8 @@ def collect_data(job: Collect, out: Output) -> None:
     of each. Rows are written after each batch; --resume continues a run that was killed. The run
     ends when everything is measured, after --budget, or after --samples.
 
-    --budget includes reading models and a last estimate of accuracy. It measures
-    whole ops first, then their parts, then similar ops: half at random, half by active learning. It
-    ends early when more rows would change nothing.
+    --budget includes reading models. It measures whole ops first, then their parts, then similar
+    ops, in random order each.
 
     Rows have temperature, clocks and battery. Throttled rows are repeated, hot devices get pauses,
     and a battery below 20 % ends the run.

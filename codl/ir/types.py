@@ -138,5 +138,3 @@ Direction: TypeAlias = Literal[
     "store_openvino",
     "relayout",
 ]
-#: Costs of signalling between the processors, by names of measurements.
-Signalling: TypeAlias = Literal["first_launch", "event_wait"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from codl.errors import CodlError, InterruptedCommandError, UnknownNameError
 from codl.frontend.models import MEASURED
@@ -31,15 +31,8 @@ from codl.measure.tuner import FINAL, TuneTask, cut_short, tune_tasks
 from codl.targets.base import environment_of
 from codl.targets.connect import connect, transport_of
 
-if TYPE_CHECKING:
-    from codl.predict.active_learning import ActiveLearner
-
 #: So long is measured in any case.
 LEAST_S = 1.0
-#: The part of a budget that is left for a last look at what came of it; or the seconds that takes
-#: with a few hundred rows, where these are more, but not more than half of the budget.
-LAST_LOOK, LAST_LOOK_S = 0.03, 20.0
-
 
 SharesOption = Annotated[
     Sequence[float] | None,
@@ -54,15 +47,14 @@ SharesOption = Annotated[
 
 @dataclass(frozen=True)
 class CollectRun:
-    """A collection: its dataset, the reason of its end, and the expected accuracy where known."""
+    """A collection: its dataset, and the reason of its end."""
 
     dataset: Dataset
     done: Collected
-    expected: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `codl collect --json` holds."""
-        return {**asdict(self.done), "expected": self.expected}
+        return asdict(self.done)
 
     def check(self) -> None:
         """Raise `CodlError` if a device ended it."""
@@ -80,7 +72,7 @@ class Collect(DeviceJob):
     `MismatchError` where a device is another chip, and `InterruptedCommandError` at Ctrl-C; rows
     are kept, and `resume` continues.
 
-    >>> codl.collect("host", budget_s=600).expected
+    >>> codl.collect("host", budget_s=600).done.rows
     """
 
     soc: opt.SocOption = field(default="host", kw_only=False)
@@ -127,17 +119,13 @@ class Collect(DeviceJob):
         scope = self._scope(dataset)
         recorded = replay and replay.replays and Dataset.at(Path(replay.replays["folder"]))
         tuning = tuning_file.read(recorded or dataset, soc)
-        budget_s, learner = None, None
+        budget_s = None
         if self.budget_s is None:
             tasks = all_tasks(scope, soc)
         else:
-            from codl.predict.active_learning import ActiveLearner  # needs the extra `train`
-
             # The time of a replay is that of its rows.
-            whole_s = self.budget_s if replay else max(LEAST_S, time.left_s)
-            budget_s = whole_s - max(LAST_LOOK * whole_s, min(LAST_LOOK_S, whole_s / 2))
-            tasks, tiers = within(budget_s, scope, soc)
-            learner = ActiveLearner(soc, dataset, whole_s, tiers, tuning=tuning)
+            budget_s = self.budget_s if replay else max(LEAST_S, time.left_s)
+            tasks = within(budget_s, scope, soc)
         if replay is not None:
             known = [task for task in tasks if replay.can_measure(task)]
             if left := len(tasks) - len(known):
@@ -146,10 +134,10 @@ class Collect(DeviceJob):
                     "them."
                 )
             tasks = known
-        done = self._measured(soc, dataset, tasks, tuning, budget_s, learner)
+        done = self._measured(soc, dataset, tasks, tuning, budget_s)
         if replay is not None and tuning.results:
             tuning_file.add(dataset, soc, tuning.results.values())
-        return CollectRun(dataset, done, learner.expected() if learner else None)
+        return CollectRun(dataset, done)
 
     def _scope(self, dataset: Dataset) -> TaskFilter:
         """The tasks to measure; refuses a dataset that is there, unless it resumes."""
@@ -171,7 +159,6 @@ class Collect(DeviceJob):
         tasks: Sequence[Task],
         tuning: Tuning,
         budget_s: float | None,
-        learner: ActiveLearner | None,
     ) -> Collected:
         with (
             closing(connect(self.serial, soc)) as target,
@@ -188,7 +175,6 @@ class Collect(DeviceJob):
                     resume=self.resume,
                     budget_s=budget_s,
                     samples=self.samples,
-                    chooser=learner.choose if learner else None,
                     progress=update,
                     cooling=CoolDown(
                         target.conditions, self.reporter.note, self.hot_c, self.cool_down_s

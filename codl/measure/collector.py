@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 from codl import files
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
@@ -78,11 +78,6 @@ class MeasuringTarget(Protocol):
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
 
-#: Order of missing tasks, called before every batch with all rows on disk and the seconds since
-#: the collection began.
-Chooser: TypeAlias = Callable[[Sequence[Task], float], Sequence[Task]]
-
-
 @dataclass(frozen=True)
 class Collected:
     """The result of a collection.
@@ -111,7 +106,7 @@ class Collection:
     """Measures tasks on a device, in a new run of the dataset.
 
     The collection ends when all `tasks` are measured, or after `budget_s` seconds or `samples`
-    tasks. The `chooser` orders the tasks. Kernels use the choices of `tuning`. The clock of
+    tasks, which are measured in order. Kernels use the choices of `tuning`. The clock of
     `cooling` is the collection's. `environment` is recorded with the run.
 
     The rows of a batch are on disk before the next begins. A task that crashes two processes is a
@@ -127,7 +122,6 @@ class Collection:
     budget_s: float | None = None
     samples: int | None = None
     rounds: Rounds = field(default_factory=lambda: Rounds())
-    chooser: Chooser | None = None
     progress: Progress = no_progress
     cooling: CoolDown | None = None
     environment: Environment | None = None
@@ -194,13 +188,12 @@ class Collection:
             self._reason = low_battery(now)
             if self._reason:
                 return "battery"
-            tasks = self._ordered()
             if self._has_time():
                 self._cooling.wait(now, self._budget.left_s)
             if not self._has_time():
                 return "budget"
             batch = MeasureBatch(
-                tasks=tuple(tasks[: self._most]),
+                tasks=tuple(self._missing[: self._most]),
                 run=self._run,
                 rounds=self.rounds,
                 tuning=self.tuning,
@@ -291,13 +284,6 @@ class Collection:
 
     def _has_time(self) -> bool:
         return self._budget.left_s > 0 and self._budget.left_s >= SHORTEST * self.rounds.span_s
-
-    def _ordered(self) -> Sequence[Task]:
-        """The missing tasks in order."""
-        if self.chooser is None:
-            return self._missing
-        chosen = self.chooser(self._missing, self._budget.spent_s)
-        return sorted(chosen, key=self._tries)
 
     def _record(self, result: BatchResult) -> None:
         """Write a batch's rows; disturbed or throttled tasks are repeated up to `RETRIES` times."""

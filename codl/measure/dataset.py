@@ -115,7 +115,7 @@ class SharingRow(Row):
     `direction` is to_gpu, to_cpu, load (packing for the CPU's net), store (unpacking from it), or
     relayout (on the GPU, from its usual layout to another). `shape` is the region's text, `layout`
     the GPU's layout. Parts in milliseconds: `copy` on the CPU, `map`, `unmap`, the `transform`
-    kernel between layouts, and `sync`, the wait for an empty queue (`SignalRow` covers the end of a
+    kernel between layouts, and `sync`, the wait for an empty queue (`WaitRow` covers the end of a
     kernel). `latency_ms` is the whole. With shared memory, `copy`, `map` and `unmap` are 0.
     """
 
@@ -143,13 +143,8 @@ class DispatchRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignalRow(Row):
-    """A delay between the processors, by table.
-
-    `first_launch`: from enqueueing a kernel to its start, on a queue empty for `gap_ms`.
-    `event_wait`: from a kernel's end to the CPU's notice by the kernel's event, after a wait of
-    about `gap_ms`.
-    """
+class WaitRow(Row):
+    """From a kernel's end to the CPU's notice by the kernel's event, after a wait of `gap_ms`."""
 
     gap_ms: float
 
@@ -302,12 +297,11 @@ class CsvTable(Generic[RowT]):
 ROW_TYPES: dict[str, type[Row]] = {
     "data_sharing": SharingRow,
     "dispatch": DispatchRow,
-    "first_launch": SignalRow,
-    "event_wait": SignalRow,
+    "event_wait": WaitRow,
     "stage": StageRow,
 }
 #: Obsolete tables of earlier versions, which are ignored; muLayer's had copies of other rows.
-FORMER_TABLES = re.compile("batch|cold|contention|flag_wait|mulayer_.*")
+FORMER_TABLES = re.compile("batch|cold|contention|first_launch|flag_wait|mulayer_.*")
 
 
 @dataclass(frozen=True)

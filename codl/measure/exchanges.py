@@ -1,8 +1,7 @@
-"""Timing of exchanges, which make a tensor visible to the other processor, and of signals.
+"""Timing of exchanges, which make a tensor visible to the other processor, and of waits.
 
-A first launch is the device's time from enqueueing a kernel on an empty queue to its start. A wait
-is the host's time from enqueueing to noticing the end, less the device's time from enqueueing to
-the end; host and device clocks share no zero, so only differences compare.
+A wait is the host's time from enqueueing to noticing the end, less the device's time from
+enqueueing to the end; host and device clocks share no zero, so only differences compare.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from codl.measure.op_runner import (
     openvino_steps,
     profiled_in_openvino,
 )
-from codl.measure.tasks import SharingTask, SignalTask
+from codl.measure.tasks import SharingTask, WaitTask
 from codl.measure.timing import WHOLE, Samples, Seconds, by_clock
 from codl.runtime.actions import Action
 from codl.runtime.drivers import cl_module, make_kernel
@@ -317,7 +316,7 @@ def filled(row: RowT, samples_s: Sequence[float]) -> RowT:
     return replace(row, latency_ms=taken.level, p20_ms=taken.p20, p80_ms=taken.p80, runs=taken.runs)
 
 
-# Signals.
+# Waits.
 
 SPIN = """
 kernel void spin(int turns, global float *out) {
@@ -330,40 +329,23 @@ kernel void spin(int turns, global float *out) {
 TURNS, MOST_TURNS, ENOUGH_MS = 1 << 10, 1 << 28, 0.5
 
 
-class SignalTimer:
-    """Timer of a device's signals; raises `DeviceError` for an implausible device clock."""
+class WaitTimer:
+    """Timer of waits for kernels; raises `DeviceError` for an implausible device clock."""
 
     def __init__(self, gpu: OpenClDevice) -> None:
         self._gpu = gpu
         flags = cl_module().mem_flags.READ_WRITE
         self._out = cl_module().Buffer(gpu.context, flags, 4)
 
-    def sample(self, task: SignalTask) -> Callable[[int], Seconds]:
+    def sample(self, task: WaitTask) -> Callable[[int], Seconds]:
         """The sampler of a task; each repeat begins on an empty queue."""
-        once = self._once(task)
+        kernel = self._spin(min(MOST_TURNS, max(1, round(task.gap_ms * self._turns_per_ms))))
 
         def sample(repeats: int) -> Seconds:
             with self._gpu.profiling():
-                return {WHOLE: sum(once() for _ in range(repeats)) / repeats}
+                return {WHOLE: sum(self._wait(kernel) for _ in range(repeats)) / repeats}
 
         return sample
-
-    def _once(self, task: SignalTask) -> Callable[[], float]:
-        if task.kind == "first_launch":
-            kernel = self._spin(0)
-            return lambda: self._first_launch(kernel, task.gap_ms)
-        kernel = self._spin(min(MOST_TURNS, max(1, round(task.gap_ms * self._turns_per_ms))))
-        return lambda: self._wait(kernel)
-
-    def _first_launch(self, kernel: BoundKernel, idle_ms: float) -> float:
-        """Seconds from enqueueing to start after `idle_ms` of CPU work, as in a network."""
-        self._gpu.queue.finish()
-        end = perf_counter() + 1e-3 * idle_ms
-        while perf_counter() < end:
-            pass
-        event = kernel.enqueue(self._gpu.queue)
-        self._gpu.finish()
-        return 1e-9 * float(event.profile.start - event.profile.queued)
 
     def _wait(self, kernel: BoundKernel) -> float:
         begin = perf_counter()

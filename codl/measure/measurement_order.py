@@ -1,21 +1,19 @@
 """The tasks of a collection and their order: ops of models first, then similar ops.
 
-Slow context tasks are interspersed: launches, signals, and stages of small networks.
+Slow context tasks are interspersed: launches, waits, and stages of small networks.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from random import Random
-from typing import NamedTuple, get_args
 
 from codl.ir import Dim, Op, Shape, to_text
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.records.soc import Soc
-from codl.ir.types import PROCESSORS, Processor, Signalling
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.measure.extra_ops import block_ops, similar_ops
 from codl.measure.tasks import (
@@ -24,9 +22,9 @@ from codl.measure.tasks import (
     DispatchTask,
     OpTask,
     SharingTask,
-    SignalTask,
     StageTask,
     Task,
+    WaitTask,
     cuts_of,
     make_tasks,
     op_tasks,
@@ -35,7 +33,7 @@ from codl.measure.tasks import (
 
 #: Numbers of kernels launched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
-#: Typical milliseconds in networks of an empty queue before a launch, or of a wait for a kernel.
+#: Typical milliseconds in networks of a wait for a kernel.
 GAPS_MS = (0.1, 0.3, 1.0, 3.0)
 #: Most stages, and most ops of one.
 STAGES, LONGEST = 120, 5
@@ -52,7 +50,7 @@ MOST_BYTES = 512 << 20
 def context_tasks(ops: Iterable[Op], soc: Soc) -> list[ContextTask]:
     """Launches, waits and stages of `ops`."""
     launches = [DispatchTask(count) for count in COUNTS]
-    return [*launches, *signal_tasks(), *stage_tasks(ops, soc)]
+    return [*launches, *wait_tasks(), *stage_tasks(ops, soc)]
 
 
 def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
@@ -114,9 +112,8 @@ def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
     return part is not None and bool(registry.variants(part, side, soc))
 
 
-def signal_tasks() -> list[SignalTask]:
-    """First launches, and waits for events."""
-    return [SignalTask(kind, gap_ms) for kind in get_args(Signalling) for gap_ms in GAPS_MS]
+def wait_tasks() -> list[WaitTask]:
+    return [WaitTask(gap_ms) for gap_ms in GAPS_MS]
 
 
 #: Mean seconds of a task with building and choosing: 5,500 took 507 s on two cores of a server.
@@ -139,14 +136,6 @@ ATTENTION, TASKS_A_BLOCK = 0.15, 120
 CONVOLUTIONS, TASKS_A_CONV_BLOCK = 0.15, 95
 
 
-class Tier(IntEnum):
-    """Priority: whole ops and some exchanges, then parts (both needed by plans), then others."""
-
-    WHOLE = 0
-    OWN = 1
-    MORE = 2
-
-
 @dataclass(frozen=True)
 class TaskFilter:
     """The ops of a dataset and the extent of their tasks.
@@ -162,13 +151,6 @@ class TaskFilter:
     others: bool = False
 
 
-class OpSelection(NamedTuple):
-    """Tasks in order, with their tiers; every prefix of a tier is representative."""
-
-    tasks: Sequence[Task]
-    tiers: Mapping[Task, Tier]
-
-
 def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
     """All tasks of a scope, in an order of representative prefixes."""
     tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
@@ -179,33 +161,27 @@ def everything(scope: TaskFilter, soc: Soc) -> Sequence[Task]:
     return mixed(context_tasks(scope.ops, soc), tasks)
 
 
-def within(budget_s: float, scope: TaskFilter, soc: Soc) -> OpSelection:
-    """The tasks for a budget of `budget_s` seconds."""
+def within(budget_s: float, scope: TaskFilter, soc: Soc) -> list[Task]:
+    """The tasks for a budget of `budget_s` seconds, the most important ones first.
+
+    Exchanges and whole ops come first, then further exchanges and parts, without both of which
+    nothing can be planned, then similar ops. Each group is in random order.
+    """
     in_context = context_tasks(scope.ops, soc)
     of_models = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
     others = _similar_ops(scope, fits, len(of_models) + len(in_context))
     tasks = make_tasks(scope.ops, soc, scope.shares, others)
-    first = _first(of_models, OWN * fits - len(in_context))
-    tiers = {task: first.get(task, Tier.MORE) for task in tasks}
-    tiers |= dict.fromkeys(in_context, Tier.OWN)
+    whole, own = _first(of_models, OWN * fits - len(in_context))
+    first = sorted(filter(whole.__contains__, tasks), key=lambda t: not isinstance(t, SharingTask))
     if scope.others:
         attention = min(BLOCKS, round(ATTENTION * fits / TASKS_A_BLOCK))
         convolutions = min(BLOCKS, round(CONVOLUTIONS * fits / TASKS_A_CONV_BLOCK))
         ops = block_ops("attention", attention) + block_ops("conv", convolutions)
-        unusual = other_tasks(ops, soc, exclude=tasks)
-        tiers |= dict.fromkeys(unusual, Tier.WHOLE)
-        tasks += unusual
-    return OpSelection(mixed(in_context, _by_tier(tasks, tiers)), tiers)
-
-
-def _by_tier(tasks: Iterable[Task], tiers: Mapping[Task, Tier]) -> list[Task]:
-    """The tasks in order of tier; exchanges lead the first tier, for short collections."""
-    first = Tier.WHOLE
-    return sorted(
-        tasks,
-        key=lambda task: (tiers[task], tiers[task] is first and not isinstance(task, SharingTask)),
-    )
+        first += other_tasks(ops, soc, exclude=tasks)
+    second = [task for task in tasks if task in own]
+    known = whole | own
+    return mixed(in_context, [*first, *second, *(task for task in tasks if task not in known)])
 
 
 def _similar_ops(scope: TaskFilter, fits: float, of_models: int) -> list[Op]:
@@ -230,16 +206,14 @@ def other_tasks(ops: Sequence[Op], soc: Soc, *, exclude: Sequence[Task] = ()) ->
     return [task for task in dict.fromkeys(tasks) if task not in others]
 
 
-def _first(tasks: Sequence[Task], fits: float) -> dict[Task, Tier]:
-    """The models' tasks of the first two tiers: whole ops, exchanges, and parts that fit."""
+def _first(tasks: Sequence[Task], fits: float) -> tuple[set[Task], set[Task]]:
+    """The models' whole ops and first exchanges; and their other exchanges and parts that fit."""
     wholes = [task for task in tasks if isinstance(task, OpTask) and task.share == 1]
     most = int(max(FIRST_EXCHANGES, min(EXCHANGES, EXCHANGES_PART * fits)))
     exchanges = [task for task in tasks if isinstance(task, SharingTask)][:most]
-    chosen: set[Task] = {*wholes, *exchanges}
-    parts = [task for task in tasks if isinstance(task, OpTask) and task not in chosen]
-    chosen |= set(parts[: round(min(max(0, fits - len(chosen)), len(parts)))])
-    first: list[Task] = [*wholes, *exchanges[:FIRST_EXCHANGES]]
-    return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(first, Tier.WHOLE)
+    parts = [task for task in tasks if isinstance(task, OpTask) and task.share != 1]
+    left = round(max(0, fits - len(wholes) - len(exchanges)))
+    return {*wholes, *exchanges[:FIRST_EXCHANGES]}, {*exchanges[FIRST_EXCHANGES:], *parts[:left]}
 
 
 def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:

@@ -26,7 +26,7 @@ from codl.machine.examination import memory_of
 from codl.measure import timing
 from codl.measure.dataset import Row, SharingRow, StageRow
 from codl.measure.drift import OPS, Drift
-from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, SignalTimer, Timer, filled
+from codl.measure.exchanges import TINY, CacheEvictor, Exchanges, Timer, WaitTimer, filled
 from codl.measure.op_runner import CpuWork, Work, default_work, work_of
 from codl.measure.stages import VISITS, StageTimer
 from codl.measure.tasks import (
@@ -36,9 +36,9 @@ from codl.measure.tasks import (
     Measurement,
     OpTask,
     SharingTask,
-    SignalTask,
     StageTask,
     Task,
+    WaitTask,
     crash_row,
     failed_row,
     op_tasks,
@@ -119,8 +119,8 @@ class Bench:
         if isinstance(task, StageTask) and isinstance(row_template, StageRow):
             timer = self._stage(task)
             return timer.sample, partial(timer.row, row_template)
-        if isinstance(task, SignalTask):
-            return SignalTimer(self._gpu).sample(task), partial(_positive, row_template)
+        if isinstance(task, WaitTask):
+            return WaitTimer(self._gpu).sample(task), partial(_positive, row_template)
         if isinstance(task, DispatchTask):
             kernels, count = default_work(TINY, "gpu", self._gpu, self.tuning), task.count
             sample = by_clock(lambda repeats: [kernels(count) for _ in range(repeats)])

@@ -16,7 +16,7 @@ from codl.errors import CodlError, InvalidFileError
 from codl.ir import Dim, Op, Region, Shape, parse, split, to_text
 from codl.ir.records.results import Conditions
 from codl.ir.records.soc import Soc
-from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling, Storage
+from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import LIBRARIES
 from codl.kernels.tuning import Tuning
@@ -27,8 +27,8 @@ from codl.measure.dataset import (
     OpRow,
     Row,
     SharingRow,
-    SignalRow,
     StageRow,
+    WaitRow,
 )
 from codl.measure.timing import AnchorTime, Rounds
 
@@ -45,7 +45,7 @@ FILES = (".csv", ".onnx", ".yaml", ".yml")
 PACKED = parse("conv2d in=1x8x2x2 oc=8 kernel=1x1")
 #: Suffix of the reason in a failed row that later runs do not repeat.
 NEVER_AGAIN = "No other run tries it again."
-#: Longest gap of a signal in milliseconds.
+#: Longest kernel of a wait in milliseconds.
 MOST_GAP_MS = 1000.0
 
 
@@ -112,21 +112,18 @@ class DispatchTask(RowTask):
 
 
 @dataclass(frozen=True)
-class SignalTask(RowTask):
-    """A first launch or a wait after a gap of about `gap_ms`; see `SignalRow`."""
+class WaitTask(RowTask):
+    """A wait for a kernel of about `gap_ms`; see `WaitRow`."""
 
-    kind: Signalling
     gap_ms: Annotated[float, Meta(ge=0, le=MOST_GAP_MS)]
 
     processor: ClassVar[Processor] = "gpu"
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        return (self.kind,)
+    tables: ClassVar[tuple[str, ...]] = ("event_wait",)
 
     @property
-    def row_template(self) -> SignalRow:
-        return SignalRow(gap_ms=self.gap_ms)
+    def row_template(self) -> WaitRow:
+        return WaitRow(gap_ms=self.gap_ms)
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class StageTask(RowTask):
         return StageRow(before=before, chain=self.chain, dim=self.dim, gpu_ratio=self.gpu_ratio)
 
 
-ContextTask: TypeAlias = DispatchTask | SignalTask | StageTask
+ContextTask: TypeAlias = DispatchTask | WaitTask | StageTask
 Task: TypeAlias = OpTask | SharingTask | ContextTask
 
 

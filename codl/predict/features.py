@@ -2,7 +2,7 @@
 
 A target is a unit of prediction with its own estimator: a kernel variant, such as
 `conv2d_cpu_gemm` or `pooling_gpu_direct_max`; for muLayer an op kind on a processor, such as
-`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches or signals
+`mulayer_conv2d_cpu`; a direction of data sharing; or a context term: launches or waits
 around ops. `codl.predict.in_network_cost` has the other costs of an op inside a network. Training
 and planning both call `table`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,46 +59,30 @@ class Launches:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Base of signals between processors, after a queue was idle or a wait lasted `gap_ms`."""
+class EventWait:
+    """Delay from a kernel's end to the CPU's notice by event, after a wait of about `gap_ms`."""
 
     gap_ms: float
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "event_wait"
     processor: ClassVar[Processor] = "cpu"
 
     def __str__(self) -> str:
         return f"gap_ms={self.gap_ms!r}"
 
     @classmethod
-    def read(cls: type[GapT], text: str) -> GapT:
+    def read(cls, text: str) -> EventWait:
         return cls(*_numbers(text, "gap_ms"))
 
     @staticmethod
-    def columns(items: Sequence[Gap]) -> FeatureColumns:
+    def columns(items: Sequence[EventWait]) -> FeatureColumns:
         return {"gap_ms": np.array([item.gap_ms for item in items], np.float64)}
 
 
-GapT = TypeVar("GapT", bound=Gap)
-
-
-class FirstLaunch(Gap):
-    """Delay from enqueueing a kernel to its start, on a queue that was empty for `gap_ms`."""
-
-    kind: ClassVar[str] = "first_launch"
-    processor: ClassVar[Processor] = "gpu"
-
-
-class EventWait(Gap):
-    """Delay from a kernel's end to the CPU's notice by event, after a wait of about `gap_ms`."""
-
-    kind: ClassVar[str] = "event_wait"
-
-
 #: Classes of context items by kind.
-CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, FirstLaunch, EventWait)}
+CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, EventWait)}
 #: Targets in files of earlier versions of codl, ignored on reading.
-FORMER_TARGETS = ("batch_cpu", "batch_gpu", "flag_wait_cpu")
+FORMER_TARGETS = ("batch_cpu", "batch_gpu", "first_launch_gpu", "flag_wait_cpu")
 
 
 def _numbers(text: str, *names: str) -> list[float]:
@@ -118,7 +102,7 @@ def _numbers(text: str, *names: str) -> list[float]:
 #: `flops`: muLayer's features. `variant`: analytical features of a kernel variant.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: Subject of a predicted latency: a part of an op, the shape of a shared region, or a context item.
-Item: TypeAlias = Op | Shape | Launches | Gap
+Item: TypeAlias = Op | Shape | Launches | EventWait
 
 #: Directions of data sharing; `store` unpacks a result of the CPU's net for the other processor.
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)

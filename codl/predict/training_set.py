@@ -29,11 +29,11 @@ from codl.measure.dataset import (
     DispatchRow,
     OpRow,
     SharingRow,
-    SignalRow,
+    WaitRow,
 )
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.features import Item, Launches
+from codl.predict.features import EventWait, Item, Launches
 
 with explained():
     from scipy.sparse import coo_array
@@ -196,12 +196,12 @@ def _exchange(factors: Factors, row: SharingRow) -> Iterator[Reading]:
         yield target, None, shape, (shape,), getattr(row, f"{part or 'latency'}_ms") / slower
 
 
-def _context(kind: str, row: DispatchRow | SignalRow) -> Iterator[Reading]:
+def _context(kind: str, row: DispatchRow | WaitRow) -> Iterator[Reading]:
     if isinstance(row, DispatchRow):
         item: Any = Launches(row.count)
         processor: Any = row.processor
     else:
-        item = features.CONTEXT[kind](row.gap_ms)
+        item = EventWait(row.gap_ms)
         processor = item.processor
     yield f"{kind}_{processor}", processor, item, (item,), row.latency_ms
 
@@ -335,12 +335,9 @@ class TrainingRows:
 
 
 def accuracy(
-    estimator: type[LatencyEstimator],
-    rows: TrainingRows,
-    folds: Sequence[Fold],
-    tested: NDArray[np.bool_] | None = None,
+    estimator: type[LatencyEstimator], rows: TrainingRows, folds: Sequence[Fold]
 ) -> HeldOut:
-    """Accuracy on the rows that folds hold out, of the `tested` ones (by default all)."""
+    """Accuracy on the rows that folds hold out."""
     if not folds:
         return HeldOut(n_train=len(rows.latency_ms), n_test=0)
     errors = []
@@ -348,8 +345,7 @@ def accuracy(
         fitted = rows.fit(estimator, fold.train)
         X, wanted = rows.values[fold.test], rows.latency_ms[fold.test]
         predicted = fitted.predict(X, runs=rows.runs_at(fold.test))
-        error = np.abs(predicted - wanted) / wanted
-        errors.append(error if tested is None else error[tested[fold.test]])
+        errors.append(np.abs(predicted - wanted) / wanted)
     error = np.concatenate(errors)
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),

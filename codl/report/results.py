@@ -258,25 +258,6 @@ class SearchesResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedTarget:
-    """The accuracy that is expected of one target; None where no shape was held out."""
-
-    target: str
-    rows: Count
-    acc10: float | None = None
-    acc5: float | None = None
-    mape: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedAccuracy:
-    """What a predictor reaches on shapes held out of a collection."""
-
-    predictor: str
-    targets: tuple[ExpectedTarget, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class CollectResult(ResultFile):
     """Result of `codl collect`: counts of rows, and seconds."""
 
@@ -292,7 +273,6 @@ class CollectResult(ResultFile):
     left: Count = 0
     again: Count = 0
     paused_s: Amount = 0.0
-    expected: ExpectedAccuracy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -356,7 +356,7 @@ STOPPED = {
 
 
 def collect_content(result: CollectResult) -> TextTable:
-    """What was written, and the accuracy that is expected of it where it is known."""
+    """What was written, and why the collection ended."""
     why = f" ({STOPPED.get(result.stopped, result.stopped)})" if result.stopped else ""
     caption = [
         *soc_lines(result.soc),
@@ -366,19 +366,12 @@ def collect_content(result: CollectResult) -> TextTable:
     ]
     if result.paused_s:
         caption.append(f"{digits(result.paused_s)} s of pauses to cool down.")
-    expected = result.expected
-    if expected:
-        caption.append(f"Accuracy: what {expected.predictor} reaches on shapes held out.")
     if result.files:
         caption.append(f"Files: {', '.join(result.files)}.")
     soc = result.soc.name if result.soc else NOT_RECORDED
-    rows: list[tuple[Value, ...]] = [(soc, result.rows, result.failed, None, None, None)]
-    rows += [
-        (target.target, target.rows, None, target.acc10, target.acc5, target.mape)
-        for target in (expected.targets if expected else ())
-    ]
-    heads = ("SoC and targets", "rows", "failed", "within 10 % (%)", "within 5 % (%)", "MAPE (%)")
-    return TextTable.plain("Collected", heads, rows, [*caption, *warnings([result.source])])
+    row = (soc, result.rows, result.failed)
+    heads = ("SoC", "rows", "failed")
+    return TextTable.plain("Collected", heads, [row], [*caption, *warnings([result.source])])
 
 
 def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:

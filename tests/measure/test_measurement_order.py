@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.op_examples import OF_MODELS
-from support.simulated import SOC, conv_tasks, noisy_dataset
+from support.simulated import SOC
 from support.whole_way import QUICK
 
 from codl.ir import Activation, Op, parse, to_text
@@ -23,9 +23,7 @@ from codl.measure.measurement_order import (
     CONVOLUTIONS,
     LEAST_SIMILAR,
     TASK_S,
-    OpSelection,
     TaskFilter,
-    Tier,
     context_tasks,
     other_tasks,
     stage_tasks,
@@ -36,49 +34,48 @@ from codl.measure.tasks import (
     DispatchTask,
     OpTask,
     SharingTask,
-    SignalTask,
     StageTask,
     Task,
+    WaitTask,
     make_tasks,
 )
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.active_learning import ActiveLearner
 from codl.runtime.opencl import OpenClDevice
 from codl.targets.base import Target
 
 SHARES = [0.5, 1.0]
-BUDGET_S = 100.0
 
 
-def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> OpSelection:
+def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> list[Task]:
     return within(budget_s, TaskFilter(OF_MODELS, SHARES, similar), soc)
 
 
-def added(selection: OpSelection) -> set[Op]:
+def added(selection: list[Task]) -> set[Op]:
     """The ops that no model has."""
-    return {task.op for task in selection.tasks if isinstance(task, OpTask)} - set(OF_MODELS)
+    return {task.op for task in selection if isinstance(task, OpTask)} - set(OF_MODELS)
 
 
 def test_whole_ops_come_first_and_then_their_parts() -> None:
     found = chosen(SOC, 600.0, similar=30)
-    assert len(found.tasks) == len(set(found.tasks))
+    assert len(found) == len(set(found))
     own = set(make_tasks(OF_MODELS, SOC, SHARES))
     in_context = set(context_tasks(OF_MODELS, SOC))
-    assert own | in_context < set(found.tasks)
-    tiers = [found.tiers[task] for task in found.tasks if task not in in_context]
-    assert tiers == sorted(tiers)
-    for task in found.tasks:
-        if isinstance(task, OpTask):
-            is_whole = task.op in OF_MODELS and task.share == 1
-            assert (found.tiers[task] is Tier.WHOLE) == is_whole
-        assert (found.tiers[task] is Tier.MORE) == (task not in own | in_context)
+    assert own | in_context < set(found)
+    groups = [
+        (task not in own, isinstance(task, OpTask) and task.share != 1)
+        for task in found
+        if task not in in_context and not isinstance(task, SharingTask)
+    ]
+    assert groups == sorted(groups)
+    exchanges = [task not in own for task in found if isinstance(task, SharingTask)]
+    assert exchanges == sorted(exchanges)
 
 
 def test_exchanges_of_every_direction_come_before_any_op() -> None:
     selection = chosen(SOC, 1.0)
-    ops_at = [at for at, task in enumerate(selection.tasks) if isinstance(task, OpTask)]
-    before = selection.tasks[: ops_at[0]]
+    ops_at = [at for at, task in enumerate(selection) if isinstance(task, OpTask)]
+    before = selection[: ops_at[0]]
     exchanges = {task.direction for task in before if isinstance(task, SharingTask)}
     optional = {"load_openvino", "store_openvino"}
     assert exchanges - optional == {"to_gpu", "to_cpu", "load", "store"}
@@ -91,34 +88,23 @@ def test_a_longer_budget_has_more_similar_ops() -> None:
     assert not added(chosen(SOC, 100.0, similar=0))
 
 
-def test_what_must_be_measured_comes_first(tmp_path: Path) -> None:
-    everything: list[Task] = [*conv_tasks()]
-    measured = noisy_dataset(tmp_path, conv_tasks()[:200], noise=0.01)
-    left = everything[200:]
-    tiers = dict.fromkeys(left[:-8], Tier.MORE)
-    tiers |= dict.fromkeys(left[-8:-4], Tier.WHOLE) | dict.fromkeys(left[-4:], Tier.OWN)
-    order = ActiveLearner(SOC, measured, BUDGET_S, tiers).choose(left, BUDGET_S)
-    assert set(order[:4]) == set(left[-8:-4])
-    assert set(order[4:8]) == set(left[-4:])
-
-
 def test_ops_of_other_networks_come_right_after_the_models_whole_ops() -> None:
     found = within(600.0, TaskFilter(OF_MODELS, SHARES, similar=30, others=True), SOC)
-    assert len(found.tasks) == len(set(found.tasks))
+    assert len(found) == len(set(found))
     unusual = []
     for ops, share in (
         (block_ops("attention", 16), ATTENTION),
         (block_ops("conv", 16), CONVOLUTIONS),
     ):
-        of_these = [t for t in found.tasks if isinstance(t, OpTask) and t.op in ops]
+        of_these = [t for t in found if isinstance(t, OpTask) and t.op in ops]
         assert 0 < len(of_these) * TASK_S < 1.2 * share * 600.0
         unusual += of_these
-    assert {found.tiers[task] for task in unusual if task.op not in OF_MODELS} == {Tier.WHOLE}
-    tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
-    assert tiers == sorted(tiers)
+    others = set(unusual) - set(make_tasks(OF_MODELS, SOC, SHARES))
+    parts_at = [at for at, t in enumerate(found) if isinstance(t, OpTask) and t.share != 1]
+    assert max(found.index(task) for task in others) < parts_at[0]
     assert not set(
-        other_tasks(block_ops("attention", 2) + block_ops("conv", 2), SOC, exclude=found.tasks)
-    ).intersection(found.tasks)
+        other_tasks(block_ops("attention", 2) + block_ops("conv", 2), SOC, exclude=found)
+    ).intersection(found)
 
 
 def test_ops_of_random_blocks_are_those_that_the_script_draws(
@@ -170,13 +156,13 @@ OPS = [
 def test_ops_in_context_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
     dataset, tasks = Dataset.of("test", tmp_path), context_tasks(OPS, target.soc)
     kinds = {type(task) for task in tasks}
-    assert kinds == {DispatchTask, SignalTask, StageTask}
+    assert kinds == {DispatchTask, WaitTask, StageTask}
     done = Collection(target, dataset, tasks, rounds=QUICK).run()
     assert (done.left, done.failed) == (0, 0)
     found, notes = samples.read(dataset)
     assert not notes
     by_target = {own.target: own for own in found if own.samples}
-    for name in ("dispatch_gpu", "first_launch_gpu", "event_wait_cpu"):
+    for name in ("dispatch_gpu", "event_wait_cpu"):
         own = by_target[name]
         assert own.processor == name[-3:]
         table = features.table("variant", name, own.items, target.soc)

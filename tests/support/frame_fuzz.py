@@ -16,7 +16,7 @@ import numpy as np
 from codl.ir import parse
 from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels.tuning import Tuning
-from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, SignalTask, StageTask
+from codl.measure.tasks import DispatchTask, MeasureBatch, OpTask, StageTask, WaitTask
 from codl.measure.timing import Effort, Rounds
 from codl.targets.agent import request_class
 from codl.targets.connection import HEAD, MAGIC, Connection
@@ -73,7 +73,7 @@ REQUESTS: Sequence[tuple[RequestMessage, Parts]] = [
                     OpTask(("conv2d_gpu_direct",), "gpu_direct", "gpu", OP, "H", 0.5, OP),
                     DispatchTask(4),
                     StageTask(OP, (OP,), "H", 0.5),
-                    SignalTask("event_wait", 0.3),
+                    WaitTask(0.3),
                 ),
                 run="run1",
                 rounds=Rounds(),

@@ -109,14 +109,3 @@ def conv_tasks(seed: int = 0, ops: int = 40) -> list[OpTask]:
     ]
     order = np.random.default_rng(seed).permutation(len(found))
     return [found[at] for at in order]
-
-
-def noisy_dataset(folder: Path, measured: list[OpTask], noise: float) -> Dataset:
-    """Rows of tasks after the law, with noise."""
-    dice, found = np.random.default_rng(5), Dataset(folder)
-    rows = [
-        op_row(t.op, t.dim, t.share, t.part, law_ms(t.part) * float(dice.lognormal(0, noise)))
-        for t in measured
-    ]
-    found.ops(GEMM).append(*rows)
-    return found

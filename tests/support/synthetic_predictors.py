@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codl.ir import OP_TYPES, Op, Shape
-from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
+from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
 from codl.predict.features import CONTEXT, STORAGES, Item, mulayer_target, sharing_target
@@ -82,7 +82,7 @@ class SyntheticPredictors:
     #: So many launches that compute nothing.
     dispatch: Mapping[Processor, Line] = field(default_factory=dict)
     #: Milliseconds of a signal from one processor to the other, by what is measured.
-    signals: Mapping[Signalling, float] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
     name: str = "synthetic"
     #: The targets that were asked for, in order.
     asked: list[str] = field(default_factory=list, compare=False, repr=False)
@@ -113,7 +113,7 @@ class SyntheticPredictors:
             "relayout": Line(0.003, 0.03),
             "inside": {"cpu": inside(0.004), "gpu": inside(0.001)},
             "dispatch": {"gpu": Line(0.005, 2e3)},
-            "signals": {"first_launch": 0.004, "event_wait": 0.006},
+            "signals": {"event_wait": 0.006},
         }
         return cls(**{**terms, **changes})
 
@@ -148,7 +148,7 @@ class SyntheticPredictors:
         if target not in self._context_targets:
             return np.array([self._op_ms(target, op) for op in rows])
         if term in self.signals:
-            return np.full(len(rows), self.signals[term])  # type: ignore[index]
+            return np.full(len(rows), self.signals[term])
         processor: Processor = "cpu" if side == "cpu" else "gpu"
         return self.dispatch[processor].at([item.count for item in rows])
 
@@ -185,7 +185,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
             },
             inside={side: inside(each_ms, beside) for side in PROCESSORS},
             dispatch={"gpu": Line(each_ms, 1e6 * each_ms)},
-            signals=dict(zip(get_args(Signalling), signals, strict=True)) if signals else {},
+            signals={} if signals is None else {"event_wait": signals},
         ),
         gpu=st.sampled_from([0.3, 1.0, 3.0]),
         exchange=st.builds(
@@ -193,7 +193,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         ),
         beside=st.sampled_from([0.0, 1e-8, 1e-6]),
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
-        signals=st.sampled_from([(), (0.0, 0.01), (0.02, 0.0), (0.05, 0.2)]),
+        signals=st.sampled_from([None, 0.0, 0.01, 0.2]),
     )
 
 
