@@ -83,10 +83,11 @@ def _unsupported(costs: ChainCosts, walks: Sequence[Walk]) -> UnsupportedError:
         for numbers in step.parts:
             for side, number in enumerate(numbers.tolist()):
                 if costs.table.fastest_ms(numbers[[side]], side)[0] == inf:
-                    name = costs.network.layers[step.layer].name
+                    name, soc = costs.network.layers[step.layer].name, costs.cost.soc.name
                     return UnsupportedError(
                         f"The {PROCESSORS[side]} has no kernel variant with a predictor for "
-                        f"{name!r} ({to_text(costs.table.op(number))})."
+                        f"{name!r} ({to_text(costs.table.op(number))}). `codl collect --soc {soc} "
+                        f"--resume` measures more ops, and `codl train --soc {soc}` learns them."
                     )
     raise AssertionError("every part has a variant")
 
