@@ -229,14 +229,14 @@ def kernels_content(result: KernelsResult) -> TextTable:
 
 def gpus_content(results: Sequence[KernelsResult]) -> TextTable:
     """A row for every GPU."""
-    rows = [
+    rows: list[tuple[str | float | None, ...]] = [
         (own.label, own.compiler, own.summary.programs, own.summary.failed, own.summary.pairs,
          len(own.summary.pairs_in_memory), len(own.summary.pairs_hot),
          *(_rounded(own.summary.slots_per_100_macs.get(name)) for name in PRECISIONS))
         for own in results
     ]  # fmt: skip
     pairs, slots = "pairs of variant and kernel", "slots for 100 MACs"
-    heads = ("GPU", "compiler", "programs", "failed", f"{pairs} all",
+    heads: tuple[str | Column, ...] = ("GPU", "compiler", "programs", "failed", f"{pairs} all",
              f"{pairs} with private memory", f"{pairs} in their hot loop",
              *(Column(f"{slots} {name.replace('_', ' ')}") for name in PRECISIONS))  # fmt: skip
     # Mesa's own version is in `compiler`.
