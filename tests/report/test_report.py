@@ -343,7 +343,7 @@ CHECKED = {
         (
             {"command": "collect", "rows": 4321, "failed": 12, "seconds": 59.87, "soc": soc(),
              "files": ["t_conv2d.csv"]},
-            [["testhost", "4,321", "12", "-", "-", "-"]],
+            [["testhost", "4,321", "12"]],
         ),
         (
             running(source="replayed"),

@@ -102,12 +102,12 @@ def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> Non
         pytest.skip("a real GPU works on no core of this machine")
     path = soc.save(tmp_path / "test.yaml")
     program = (
-        "import json, sys; "
+        "import json, sys; sys.path.insert(0, sys.argv[2]); "
         "from codl.machine import placement; from support.threads_at_work import observe_cores; "
         "from codl.runtime.opencl import OpenClDevice; "
         "print(json.dumps(observe_cores(OpenClDevice(placement.load(sys.argv[1])))))"
     )
-    seen = json.loads(python(program, path).stdout)
+    seen = json.loads(python(program, path, Path(__file__).parents[1]).stdout)
     assert set(soc.placement.cpu_cores).isdisjoint(soc.placement.gpu_cores)
     assert seen["cpu"]
     assert seen["gpu"]
