@@ -78,6 +78,7 @@ def top(
         print(f"codl {__version__}")
         raise typer.Exit
     if context.invoked_subcommand not in (None, "agent"):  # an agent waits to be asked
+        STAGE.forget()
         STAGE.begin(f"codl {context.invoked_subcommand}")
     if context.invoked_subcommand == "agent":  # it has nothing to keep, and may hang in a driver
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

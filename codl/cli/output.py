@@ -47,28 +47,39 @@ class CurrentStage:
     """
 
     def __init__(self) -> None:
+        #: Texts of stages that were said; interleaved stages begin again and again.
+        self._told: set[str] = set()
+        self._heard = perf_counter()
         self.begin("")
 
-    def begin(self, text: str, expected_s: float | None = None) -> None:
-        """Another stage, the empty text for none."""
-        self.text, self._steps, self._is_told = text, "", False
-        self._since = self._heard = perf_counter()
+    def begin(self, text: str, expected_s: float | None = None) -> bool:
+        """Another stage, the empty text for none; returns whether it was not said before."""
+        self.text, self._steps, self._since = text, "", perf_counter()
         self._end = None if expected_s is None else self._since + expected_s
+        return text not in self._told
+
+    def forget(self) -> None:
+        """Another command: no stage was said yet."""
+        self._told.clear()
 
     def count(self, done: int, total: int, seconds_left: float) -> None:
         self._steps = f": {done}/{total}"
         self._end = perf_counter() + seconds_left
 
-    def hear(self, *, is_told: bool = False) -> None:
-        """Something was said, such as the stage itself."""
-        self._heard, self._is_told = perf_counter(), self._is_told or is_told
+    def hear(self, text: str = "") -> None:
+        """Something was said, such as the stage of this text."""
+        self._heard = perf_counter()
+        self._told.add(text)
 
     def overdue(self) -> str:
         """A line about the stage where one is due; else empty."""
         now = perf_counter()
-        if not self.text or now - self._heard < (REPEAT_S if self._is_told else SILENT_S):
+        since, silent_s = max(self._heard, self._since), SILENT_S
+        if self.text in self._told:
+            since, silent_s = self._heard, REPEAT_S
+        if not self.text or now - since < silent_s:
             return ""
-        self.hear(is_told=True)
+        self.hear(self.text)
         left = "" if self._end is None else f", about {span_text(max(0.0, self._end - now))} left"
         return f"{self.text}{self._steps}: {span_text(now - self._since)} so far{left}"
 
@@ -120,10 +131,9 @@ def note(text: str) -> None:
 
 def stage(text: str, expected_s: float | None = None) -> None:
     """A line about what is done from now on, and for how long as far as that is known."""
-    STAGE.begin(text, expected_s)
-    if is_told():
+    if STAGE.begin(text, expected_s) and is_told():
         note(text)
-        STAGE.hear(is_told=True)
+        STAGE.hear(text)
 
 
 @contextmanager

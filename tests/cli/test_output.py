@@ -76,6 +76,20 @@ def test_nothing_is_said_without_a_terminal_of_what_is_short(
     assert capsys.readouterr().err == "Error: It ends\n"
 
 
+def test_interleaved_stages_have_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(output.VARIABLE, "always")
+    monkeypatch.setattr(output, "STAGE", output.CurrentStage())
+    for _ in range(3):
+        output.stage("Measuring the CPU")
+        output.stage("Measuring the GPU")
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["Measuring the CPU", "Measuring the GPU"]
+    monkeypatch.setattr(output, "SILENT_S", 0.0)
+    assert output.STAGE.overdue() == "", "a stage that was said is silent for 30 s"
+
+
 def test_a_command_in_a_long_stage_is_heard_of(silent: None) -> None:
     code = (
         "import time; from codl.cli import app, output\n"
