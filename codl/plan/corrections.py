@@ -6,11 +6,10 @@ The improver then proposes the plan that the corrected cost model predicts to be
 one with balanced ratios, or a new one from a search.
 
 The logarithm of measured over predicted latency is modelled as a sum of offsets: of the processor,
-of plans on that processor alone, of the target (a kernel variant), of the layer in any variant, of
-the layer in this variant, and noise. Each offset is a Gaussian process, and the variances maximise
-the likelihood of the profile. So another cut of a measured layer gets nearly its whole correction,
-and a variant that did not run gets the offsets of its processor and layer. Predictions are for
-plans on both processors, so the offset of a processor alone is estimated and left out.
+of the target (a kernel variant), of the layer in any variant, of the layer in this variant, and
+noise. Each offset is a Gaussian process, and the variances maximise the likelihood of the profile.
+So another cut of a measured layer gets nearly its whole correction, and a variant that did not run
+gets the offsets of its processor and layer.
 """
 
 from __future__ import annotations
@@ -64,16 +63,12 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OpRatio:
-    """Measured over predicted latency of an op in a target.
-
-    `is_alone` is True for a plan that left the other processor idle.
-    """
+    """Measured over predicted latency of an op in a target."""
 
     processor: Processor
     target: str
     op: Op
     ratio: float
-    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,6 @@ class Deviations:
     """
 
     processor: float = 0.25
-    alone: float = 0.12
     target: float = 0.12
     layer: float = 0.12
     op: float = 0.12
@@ -124,14 +118,12 @@ class _ProcessorFit:
     """
 
     def __init__(self, samples: Sequence[OpRatio]) -> None:
-        by_key: dict[tuple[str, Op, bool], list[float]] = {}
+        by_key: dict[tuple[str, Op], list[float]] = {}
         for sample in samples:
-            key = sample.target, sample.op, sample.is_alone
-            by_key.setdefault(key, []).append(log(sample.ratio))
+            by_key.setdefault((sample.target, sample.op), []).append(log(sample.ratio))
         logs, count = [np.array(values) for values in by_key.values()], len(by_key)
-        self._features = _features([op for _, op, _ in by_key])
-        self._targets = np.array([target for target, _, _ in by_key])
-        self._alone = np.array([float(is_alone) for _, _, is_alone in by_key])
+        self._features = _features([op for _, op in by_key])
+        self._targets = np.array([target for target, _ in by_key])
         self._means = np.array([each.mean() for each in logs])
         self._counts = np.array([len(each) for each in logs])
         #: Sums of squared differences of log ratios from their means.
@@ -152,11 +144,11 @@ class _ProcessorFit:
         counts, means, squares = self._counts[at], self._means[at], float(self._squares[at].sum())
         near = _near(self._features[at], self._features[at])
         same = (self._targets[at, None] == self._targets[None, at]).astype(float)
-        both_alone, more = np.outer(self._alone[at], self._alone[at]), float((counts - 1).sum())
+        more = float((counts - 1).sum())
 
         def under(deviations: Deviations) -> tuple[float, Matrix]:
             noise = deviations.noise
-            covariance = _covariance(deviations, near, same) + deviations.alone**2 * both_alone
+            covariance = _covariance(deviations, near, same)
             covariance[np.diag_indices_from(covariance)] += noise**2 / counts
             weights = np.linalg.solve(covariance, means)
             half_determinant = np.log(np.diag(np.linalg.cholesky(covariance))).sum()
@@ -216,7 +208,7 @@ class Evidence:
         if executable.digest(weights=False) != run.executable:
             return cls()
         of_plan = covered(cost, network)
-        ratios = op_ratios(executable, run.totals, of_plan, is_alone=not run.plan.is_split)
+        ratios = op_ratios(executable, run.totals, of_plan)
         return cls(tuple(ratios), tuple(_stage_ms(executable, run, of_plan)))
 
 
@@ -239,9 +231,7 @@ def _stage_ms(executable: Executable, run: PlanRun, cost: CostModel) -> list[flo
     return [max(0.0, rest_ms) / both] if both else []
 
 
-def op_ratios(
-    executable: Executable, totals: Totals, cost: CostModel, *, is_alone: bool = False
-) -> list[OpRatio]:
+def op_ratios(executable: Executable, totals: Totals, cost: CostModel) -> list[OpRatio]:
     """Measured over predicted latencies of layers and kernels in a profile.
 
     Ops that are computed together share one ratio. `cost` has no corrections.
@@ -253,7 +243,7 @@ def op_ratios(
                 for op, variant in ((parse(text), variant) for text, variant in ops):
                     target = registry.target(registry.find(op, variant), op)
                     ratio = measured_ms / expected_ms
-                    ratios.append(OpRatio(processor, target, op, ratio, is_alone))
+                    ratios.append(OpRatio(processor, target, op, ratio))
     return ratios
 
 
