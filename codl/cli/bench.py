@@ -34,9 +34,12 @@ def bench_ops(job: BenchOps, out: Output) -> None:
 def bench_interface(job: BenchInterface, out: Output) -> None:
     """Frames are drawn alone, beside the model, and beside the model with --max-kernel-ms and
     --gpu-duty (by default 1 and 0.7). The table has frames on time, the worst stall, and the cost
-    in latency. Nothing else may draw on the GPU meanwhile.
+    in latency. With --frame-rate, limits are found that let the interface draw as many frames.
+    Nothing else may draw on the GPU meanwhile.
 
-    [dim]Example:[/dim] codl bench ui yolov2 --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
+    [dim]Examples:[/dim]
+    codl bench ui yolov2 --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
+    codl bench ui yolov2 --strategy gpu --frame-rate 55
     """
     drawn, budget = job.run()
     out.emit("bench", drawn, lambda: _ui_table(drawn))
@@ -92,13 +95,17 @@ def _ui_table(result: Mapping[str, Any]) -> TextTable:
         )
         for row in result["rows"]
     ]
-    limits = result["limits"]
-    longest_ms, duty = limits["max_kernel_ms"], limits["gpu_duty"]
-    kernels = "of any length" if longest_ms is None else f"of at most {longest_ms:g} ms"
     caption = [
-        f"Measured on {result['soc']}. Limits: kernels {kernels}, GPU busy {100 * duty:g} % of "
-        f"the time; an inference takes {digits(result['price'])} times as long with them."
+        f"Measured on {result['soc']}. Limits: {_limits(result['limits'])}; an inference takes "
+        f"{digits(result['price'])} times as long with them."
     ]
+    caption += [
+        f"With {_limits(step['limits'])}: {digits(step['frames_per_s'])} frames/s, an inference "
+        f"in {digits(step['latency_ms'])} ms."
+        for step in result["tried"]
+    ]
+    if result["tried"] and all(x["frames_per_s"] < result["frame_rate"] for x in result["tried"]):
+        caption.append(f"No limits reached {result['frame_rate']:g} frames/s; these are the last.")
     caption += [
         f"Longer: {launch['kernel']} ({digits(launch['ms'])} ms: {launch['reason']})."
         for launch in result["rows"][-1]["limited"]["too_long"]
@@ -107,3 +114,10 @@ def _ui_table(result: Mapping[str, Any]) -> TextTable:
              "inference (ms)", "longest kernel (ms)")  # fmt: skip
     title = f"An interface at 60 Hz beside {result['model']}"
     return TextTable.plain(title, heads, rows, caption)
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
+    """Limits as options."""
+    longest_ms, duty = limits["max_kernel_ms"], limits["gpu_duty"]
+    kernels = "" if longest_ms is None else f"--max-kernel-ms {longest_ms:g} "
+    return f"{kernels}--gpu-duty {duty:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from codl.jobs.options import DeviceJob, option, recorded, soc_on
 from codl.jobs.run import EngineJob
 from codl.jobs.streams import StreamEngines
 from codl.machine import threads
+from codl.machine.placement import LocalSoc
 from codl.measure import FOLDER as DATASETS
 from codl.measure import tuning_file
 from codl.measure.budget import Budget
@@ -41,6 +43,7 @@ from codl.measure.peers import THROUGHPUT_PEERS
 from codl.measure.tasks import load_ops
 from codl.measure.timing import Effort, Protocol
 from codl.measure.ui_frames import Drawn, Frames
+from codl.plan.strategies.base import Context
 from codl.targets.base import Started, Target
 from codl.targets.connect import connect
 from codl.targets.requests import Arrays
@@ -49,6 +52,14 @@ from codl.targets.requests import Arrays
 TURNS = 3
 #: The limits that are compared where none are named.
 USUAL = GpuLimits(max_kernel_ms=1.0, gpu_duty=0.7)
+#: The limits that `--frame-rate` chooses from, the loosest first.
+LADDER = tuple(
+    GpuLimits(longest_ms, duty)
+    for longest_ms, duty in (
+        (4, 1), (2, 1), (1, 1), (1, 0.9), (1, 0.8), (1, 0.7), (0.5, 0.6), (0.5, 0.5), (0.5, 0.4),
+        (0.25, 0.3), (0.25, 0.2)
+    )
+)  # fmt: skip
 BESIDE = ("without limits", "with limits")
 #: Frames drawn while an engine ran, and the seconds of its runs.
 Beside: TypeAlias = tuple[Drawn, list[float]]
@@ -182,43 +193,75 @@ def _beside(engine: Engine, probe: Target, seconds: float) -> Beside:
         return drawing.result(), samples
 
 
+def loosest_limits(frames_per_s: Callable[[GpuLimits], float], wanted: float) -> GpuLimits:
+    """The loosest limits with the wanted frame rate, by bisection; the tightest if none has it."""
+    last = len(LADDER) - 1
+    return LADDER[
+        bisect_left(LADDER, True, hi=last, key=lambda limits: frames_per_s(limits) >= wanted)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchInterface(ModelJob):
     """Draw frames beside nothing, beside a model as it usually runs, and beside it with limits.
 
-    Each is planned for its limits.
+    Each is planned for its limits. With `frame_rate`, limits are tried by bisection, and the
+    loosest ones beside which the interface draws as many frames a second are taken.
     """
 
     time_s: Annotated[float, opt.time_option("9s", help="How long to draw beside each.")] = 9.0
+    frame_rate: Annotated[
+        float | None,
+        option(
+            "--frame-rate",
+            least=1,
+            most=60,
+            help="Find the loosest limits beside which the interface draws so many frames a "
+            "second, in place of --max-kernel-ms and --gpu-duty.",
+        ),
+    ] = None
 
     def run(self) -> tuple[dict[str, Any], Budget]:
         """What `codl bench ui --json` holds, and what ended it: the time, or Ctrl-C."""
         described, budget = soc_on(self, self.serial), Budget()
-        limits = self.limits(described, self.deployment) or USUAL
-        network = self.load()
+        network, tried = self.load(), list[dict[str, Any]]()
+        inputs = random_inputs(network)
         with ExitStack() as stack:
-            engines = {}
-            for name, limit in zip(BESIDE, (UNLIMITED, limits), strict=True):
-                soc = replace(described, placement=replace(described.placement, limits=limit))
-                target = stack.enter_context(closing(connect(self.serial, soc)))
-                context = replace(self.context, soc=soc, target=target)
-                plan = self.plan_of(network, context)
-                engines[name] = stack.enter_context(Engine(network, plan, target, context.tuning))
-            probe = stack.enter_context(closing(target.fresh()))
+            unlimited, context = self._engine(network, described, UNLIMITED, stack)
+            probe = stack.enter_context(closing(context.device.fresh()))
+
+            def frames_per_s(limits: GpuLimits) -> float:
+                with ExitStack() as inner:
+                    engine, _ = self._engine(network, described, limits, inner)
+                    engine(inputs)
+                    drawn, samples = _beside(engine, probe, self.time_s / TURNS)
+                rate, latency_ms = Frames.of([drawn]).per_second, Latency.of(samples).median
+                row = {"limits": asdict(limits), "frames_per_s": rate, "latency_ms": latency_ms}
+                tried.append(row)
+                return rate
+
+            if self.frame_rate is None:
+                limits = self.limits(described, self.deployment) or USUAL
+            else:
+                self.reporter.stage(f"Finding limits for {self.frame_rate:g} frames/s")
+                probe.draw_frames(0.0)  # opens the device and measures a frame
+                limits = loosest_limits(frames_per_s, self.frame_rate)
+            limited, context = self._engine(network, described, limits, stack)
+            engines = dict(zip(BESIDE, (unlimited, limited), strict=True))
             plans = {name: loaded.plan for name, loaded in engines.items()}
             of = digests_of(context, network, plans=plans)
-            origin = recorded(target, of, seconds=self.time_s, turns=TURNS)
+            origin = recorded(context.device, of, seconds=self.time_s, turns=TURNS)
             self.reporter.stage(
                 f"Drawing frames beside {network.name}, {self.time_s:g} s each",
                 len(BESIDE) * self.time_s,
             )
-            rows = bench_ui(
-                engines, probe, random_inputs(network), seconds=self.time_s, budget=budget
-            )
+            rows = bench_ui(engines, probe, inputs, seconds=self.time_s, budget=budget)
         without_ms, with_ms = (row.latency_ms.median for row in rows if row.latency_ms is not None)
         result = {
             **_about(self, network),
             "limits": asdict(limits),
+            "frame_rate": self.frame_rate,
+            "tried": tried,
             "rows": [
                 {**asdict(r), "strategy": plans[r.beside].strategy if r.beside in plans else None}
                 for r in rows
@@ -228,6 +271,16 @@ class BenchInterface(ModelJob):
             **origin,
         }
         return result, budget
+
+    def _engine(
+        self, network: Network, described: LocalSoc, limits: GpuLimits, stack: ExitStack
+    ) -> tuple[Engine, Context]:
+        """An engine planned for some limits, with a target that `stack` closes."""
+        soc = replace(described, placement=replace(described.placement, limits=limits))
+        target = stack.enter_context(closing(connect(self.serial, soc)))
+        context = replace(self.context, soc=soc, target=target)
+        plan = self.plan_of(network, context)
+        return stack.enter_context(Engine(network, plan, target, context.tuning)), context
 
 
 @dataclass

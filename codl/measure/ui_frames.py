@@ -53,6 +53,10 @@ class Frames:
     worst_frame_ms: Amount
     frame_ms: Latency
 
+    @property
+    def per_second(self) -> float:
+        return 1e3 / PERIOD_MS * self.on_time
+
     @classmethod
     def of(cls, turns: Sequence[Drawn]) -> Frames:
         """The smoothness of several turns, each of at least one frame."""

@@ -282,6 +282,9 @@ def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
     assert limited["limited"]["enqueued"] == limited["limited"]["launches"] > 0
     assert all(0 < row["frames"]["on_time"] <= 1 for row in result["rows"])
     assert result["price"] > 0
+    found = answer(workplace, *command[:7], "--frame-rate", "1", "--time", "0.1s")
+    assert found["limits"] == found["tried"][-1]["limits"] == {"max_kernel_ms": 4, "gpu_duty": 1}
+    assert all(step["frames_per_s"] >= 1 for step in found["tried"])
 
 
 def test_a_stream_is_measured_beside_each_processor(workplace: Path) -> None:

@@ -12,7 +12,8 @@ from support.devices import here
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.frontend.models.builder import ModelBuilder
-from codl.jobs.bench import bench_ui
+from codl.ir.records.gpu_limits import GpuLimits
+from codl.jobs.bench import LADDER, bench_ui, loosest_limits
 from codl.jobs.interleaved import evaluate
 from codl.machine.placement import LocalSoc
 from codl.measure.budget import Budget
@@ -79,6 +80,20 @@ def test_ctrl_c_keeps_whole_rounds() -> None:
     rows = drawn_beside(Interface(ends_at=6), budget)  # in the second round
     assert budget.ended == "interrupted"
     assert rows["limited"].frames.refreshes == 3
+
+
+@pytest.mark.parametrize(("wanted", "at"), [(20, 0), (45, 5), (59, len(LADDER) - 1)])
+def test_the_loosest_limits_with_a_frame_rate_are_found(wanted: float, at: int) -> None:
+    """Each step lets the interface draw 5 frames a second more, up to 55."""
+    tried: list[GpuLimits] = []
+
+    def frames_per_s(limits: GpuLimits) -> float:
+        tried.append(limits)
+        return min(20.0 + 5 * LADDER.index(limits), 55.0)
+
+    assert loosest_limits(frames_per_s, wanted) == LADDER[at]
+    assert len(tried) == len(set(tried)) <= 4
+    assert [*LADDER] == sorted(LADDER, key=lambda x: (x.max_kernel_ms, x.gpu_duty), reverse=True)
 
 
 QUICK = Effort(min_rounds=2, min_seconds=0.0)
