@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -148,18 +148,10 @@ class SensorInfo:
     part: Part
 
 
-@dataclass(frozen=True)
-class SensorScan:
-    """Sensors found on the machine; `unreadable` maps names of others to the error of reading."""
-
-    sensors: tuple[Sensor, ...]
-    unreadable: dict[str, str] = field(default_factory=dict)
-
-
 def find_sensors(
     files: SystemFiles = SYSTEM, *, gpus: Callable[[], list[NvidiaGpu]] = nvidia_gpus
-) -> SensorScan:
-    """All sensors among the system's files and NVIDIA's GPUs."""
+) -> tuple[tuple[Sensor, ...], dict[str, str]]:
+    """Sensors among the system's files and NVIDIA's GPUs, and errors of unreadable ones by name."""
     candidates = [*_rapl(files), *map(_of_battery, files.batteries())]
     candidates += [
         Sensor(f"nvml {gpu.name}", "gpu", gpu.read, is_power=gpu.is_power) for gpu in gpus()
@@ -171,7 +163,7 @@ def find_sensors(
             sensors.append(sensor)
         except (OSError, ValueError) as error:
             unreadable[sensor.name] = str(error)
-    return SensorScan(tuple(sensors), unreadable)
+    return tuple(sensors), unreadable
 
 
 def _rapl(files: SystemFiles) -> Iterator[Sensor]:

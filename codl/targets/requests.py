@@ -64,15 +64,12 @@ class TargetInfo:
     chip: Chip = field(default_factory=Chip)
 
 
-FactName: TypeAlias = Literal[
-    "machine", "examination", "libraries", "clocks_mhz", "conditions", "seconds"
-]
+FactName: TypeAlias = Literal["machine", "examination", "libraries", "conditions", "seconds"]
 #: Types of facts by name; "seconds" is the time spent on requests, by request name.
 FACT_TYPES: Mapping[FactName, Any] = {
     "machine": TargetInfo,
     "examination": Examination,
     "libraries": dict[str, str],
-    "clocks_mhz": dict[str, float],
     "conditions": Conditions,
     "seconds": dict[str, float],
 }

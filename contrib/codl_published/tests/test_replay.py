@@ -37,7 +37,7 @@ from codl_published.replay import ReplayTarget
 OTHER = ("--datasets", "other")
 #: What a replay answers; everything else of the protocol has to run, or to look at a machine.
 ANSWERED = {
-    "serial", "soc", "replays", "can_measure", "clocks_mhz", "conditions",
+    "serial", "soc", "replays", "can_measure", "conditions",
     "measure",
 }  # fmt: skip
 #: Two runs; the second one's machine was slower.
@@ -47,7 +47,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "created": "2026-11-01T10:00:00+00:00",
         "ended": "2026-11-01T10:01:40+00:00",
         "placement": {"icd": "some-driver", "cpu_cores": [0, 1]},
-        "clock_mhz": {"cpu0": 2400.0},
         "conditions": asdict(Conditions(temperature_c=95.0, throttled=("cpu",))),
         "calibration": {"cpu": 1.0, "gpu": 1.0},
     },
@@ -193,7 +192,6 @@ def test_conditions_clocks_and_anchors_are_the_recorded_ones(
     dataset.ops(GEMM).path.unlink()
     dataset.ops(GEMM).append(*hot)
     target = replayed(dataset)
-    assert target.clocks_mhz() == {"cpu0": 2400.0}
     assert (target.conditions().temperature_c, target.conditions().throttled) == (None, ())
     tasks: list[Task] = [t for t in tasks_of(dataset) if isinstance(t, OpTask)]
     _, first = again(dataset, tmp_path / "b", tasks, samples=100)
@@ -223,7 +221,7 @@ def test_another_soc_is_refused(recorded: Dataset, tasks: list[Task], tmp_path: 
         Collection(target, Dataset.of("other", tmp_path), tasks).run()
     assert not (tmp_path / "other").exists()
     described = replace(SOC, description="said otherwise")
-    assert ReplayTarget(target.serial, described).clocks_mhz() == {}
+    assert ReplayTarget(target.serial, described).conditions().cpu_mhz is None
 
 
 def protocol_methods() -> list[str]:
@@ -350,7 +348,7 @@ def test_hostile_folders_are_paths(
     serial = f"replay:{text}"
     assert transport_of(serial).pattern == "replay:DIR"
     with pytest.raises(InvalidFileError, match="no dataset here"):
-        connect(serial).clocks_mhz()
+        connect(serial).conditions()
     if ".." in text:
         return
     shutil.copytree(recorded.folder, Path(text))
