@@ -12,7 +12,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Event, Thread
@@ -201,7 +201,7 @@ def _reading(read: Callable[[], float]) -> float | None:
 
 
 class Meter:
-    """Joules by sensor from construction to `stop`, without failed sensors; use `metered`."""
+    """Joules by sensor of a `with` block, without failed sensors."""
 
     def __init__(self, sensors: Sequence[Sensor]) -> None:
         self.joules: dict[str, float] = {}
@@ -209,7 +209,7 @@ class Meter:
         self._counted = {s.name: _reading(s.read) for s in sensors if not s.is_power}
         self._sampled = [s for s in sensors if s.is_power]
         self._summed = dict.fromkeys((s.name for s in self._sampled), 0.0)
-        self._done, self._begin = Event(), time.perf_counter()
+        self._done = Event()
         self._sampler = Thread(target=self._sample, daemon=True)
         if self._sampled:
             self._sampler.start()
@@ -221,9 +221,10 @@ class Meter:
         whole = [j for name, j in self.joules.items() if parts[name] == "device"]
         return sum(whole or self.joules.values()) if self.joules else None
 
-    def stop(self) -> None:
-        """Stop, and set `seconds` and `joules` since the start."""
-        self.seconds = time.perf_counter() - self._begin
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._sampled:
             self._sampler.join()
@@ -254,16 +255,6 @@ class Meter:
             at, last = now, readings
 
 
-@contextmanager
-def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
-    """Measure the energy of the block; the meter's `joules` are set afterwards."""
-    meter = Meter(sensors)
-    try:
-        yield meter
-    finally:
-        meter.stop()
-
-
 def energy_mj(
     work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0
 ) -> float | None:
@@ -274,7 +265,7 @@ def energy_mj(
     if not sensors:
         return None
     count, begin = 0, time.perf_counter()
-    with metered(sensors) as meter:
+    with Meter(sensors) as meter:
         while time.perf_counter() - begin < at_least_s:
             work()
             count += 1

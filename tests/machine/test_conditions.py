@@ -22,11 +22,11 @@ from codl.ir.records.soc import PowerW, Soc
 from codl.machine import conditions as energy
 from codl.machine.conditions import (
     ConditionReader,
+    Meter,
     NvidiaGpu,
     Sensor,
     energy_mj,
     find_sensors,
-    metered,
 )
 from codl.machine.placement import LocalSoc, Placement
 from codl.machine.system_files import SystemFiles
@@ -280,7 +280,7 @@ def test_what_cannot_be_read_says_why(root: Path) -> None:
 
 def test_a_counter_that_begins_anew_is_counted_on(root: Path) -> None:
     sensors = find_sensors(SystemFiles(root), gpus=no_gpus)[0][:2]
-    with metered(sensors) as meter:
+    with Meter(sensors) as meter:
         put(root / "sys/class/powercap/intel-rapl:0", "", energy_uj=7_500_000)
         put(root / "sys/class/powercap/intel-rapl:1", "", energy_uj=1_000_000)  # from 10 J on again
     assert meter.joules["rapl package-0"] == pytest.approx(2.5)
@@ -305,7 +305,7 @@ def test_power_is_summed_up_over_time(root: Path, monkeypatch: pytest.MonkeyPatc
         replace(sensor, read=read) if sensor.is_power else sensor
         for sensor in find_sensors(SystemFiles(root), gpus=no_gpus)[0]
     ]
-    with metered(sensors) as meter:
+    with Meter(sensors) as meter:
         assert enough.wait(60)
     # The first reading begins the first second.
     expected = sum(0.5 * (one + next_) for one, next_ in pairwise(watts))

@@ -166,7 +166,7 @@ def test_what_takes_an_agent_down_is_one_failed_row(
     with closing(RemoteTarget("dying", [sys.executable, "-c", program], first_soc)) as target:
         done = Collection(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0)).run()
     assert (done.left, done.failed) == (0, 1)
-    rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
+    rows = {row.op: row for row in dataset.table("conv2d_gpu_direct").read()}
     (failed,) = (row for row in rows.values() if row.status == "failed")
     assert parse(failed.op) == OPS[1]
     assert failed.reason.startswith("The agent of 'dying' crashed (signal 6)")
