@@ -140,14 +140,6 @@ class Sensor:
         return after + wrapped - before
 
 
-@dataclass(frozen=True)
-class SensorInfo:
-    """Name of a sensor, and its measured part."""
-
-    name: str
-    part: Part
-
-
 def find_sensors(
     files: SystemFiles = SYSTEM, *, gpus: Callable[[], list[NvidiaGpu]] = nvidia_gpus
 ) -> tuple[tuple[Sensor, ...], dict[str, str]]:

@@ -27,7 +27,7 @@ from codl.errors import (
 from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
 from codl.machine import threads
-from codl.machine.conditions import SensorInfo, find_sensors
+from codl.machine.conditions import find_sensors
 from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
@@ -110,7 +110,7 @@ class LocalTarget(Target):
                 sensors, unreadable = find_sensors(self._files)
                 return requests.TargetInfo(
                     cpu=hardware.cpu_facts(),
-                    sensors=tuple(SensorInfo(s.name, s.part) for s in sensors),
+                    sensors={sensor.name: sensor.part for sensor in sensors},
                     unreadable_sensors=unreadable,
                     chip=hardware.read_chip(self._files),
                 )

@@ -67,7 +67,7 @@ class Scripted(DeviceDouble):
     def ask(self, request: Request[Any], on_event: EventHandler) -> Any:
         match request:
             case Facts("machine"):
-                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
+                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), {})
             case Facts("conditions"):
                 return self.conditions()
             case Measure(batch):
