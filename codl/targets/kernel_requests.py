@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codl.ir import Op
-from codl.ir.records.tuned import BenchRow, Refused, Trial, Tuned
+from codl.ir.records.tuned import BenchRow, Refused, Tuned
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.budget import Budget
 from codl.measure.check_variants import CheckTask, check_all
-from codl.measure.tuner import TuneTask
+from codl.measure.tuner import Failure, TuneTask
 from codl.measure.ui_frames import Drawn
-from codl.targets.requests import EventHandler, EventKind, Request
+from codl.targets.requests import EventHandler, Request
 
 if TYPE_CHECKING:
     from codl.runtime.opencl import OpenClDevice
@@ -33,14 +33,6 @@ class DrawFrames(Request[Drawn]):
 
 
 @dataclass(frozen=True)
-class TuneFailure:
-    """The end of a task without a working choice."""
-
-    reason: str
-    trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
 class Tune(Request[None]):
     """Search tuning choices; `begun` are results of interrupted searches.
 
@@ -51,7 +43,7 @@ class Tune(Request[None]):
     begun: tuple[Tuned, ...]
     budget_s: float | None
     limit_s = 600.0
-    event = Tuned | TuneFailure
+    event = Tuned | Failure
 
 
 @dataclass(frozen=True)
@@ -82,15 +74,9 @@ class Bench(Request[tuple[list[BenchRow], list[Refused]]]):
 
 
 def answer_tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> None:
-    def report(kind: EventKind, index: int, outcome: Tuned | tuner.Failure | None) -> None:
-        if isinstance(outcome, tuner.Failure):
-            emit(kind, index, TuneFailure(outcome.reason, outcome.trials))
-        else:
-            emit(kind, index, outcome)
-
     found: Any = [(op, registry.find(op, name)) for op, name in request.tasks]
     tasks = [TuneTask(op, variant) for op, variant in found]
-    tuner.tune(device, tasks, request.begun, emit=report, budget=Budget(request.budget_s))
+    tuner.tune(device, tasks, request.begun, emit=emit, budget=Budget(request.budget_s))
 
 
 def answer_check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:

@@ -27,7 +27,7 @@ from codl.errors import (
 from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
 from codl.machine import threads
-from codl.machine.conditions import SensorInfo, find_sensors
+from codl.machine.conditions import find_sensors
 from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
@@ -107,11 +107,11 @@ class LocalTarget(Target):
 
         match name:
             case "machine":
-                sensors = find_sensors(self._files)
+                sensors, unreadable = find_sensors(self._files)
                 return requests.TargetInfo(
                     cpu=hardware.cpu_facts(),
-                    sensors=tuple(SensorInfo(s.name, s.part) for s in sensors.sensors),
-                    unreadable_sensors=sensors.unreadable,
+                    sensors={sensor.name: sensor.part for sensor in sensors},
+                    unreadable_sensors=unreadable,
                     chip=hardware.read_chip(self._files),
                 )
             case "examination":
@@ -119,8 +119,6 @@ class LocalTarget(Target):
             case "libraries":
                 versions = {name: hardware.version_of(name) for name in hardware.COMPUTING}
                 return {name: version for name, version in versions.items() if version}
-            case "clocks_mhz":
-                return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
                 return self._machine.read()
         raise self._unsupported(f"read {name!r}")
@@ -247,7 +245,7 @@ class LocalTarget(Target):
             return time_together(
                 runs,
                 effort,
-                sensors=find_sensors().sensors if with_energy else (),
+                sensors=find_sensors()[0] if with_energy else (),
                 anchors=beside,
                 read=self._machine.read,
                 # Idle threads of a library may spin in another model's turn.
