@@ -213,7 +213,9 @@ class CsvTable(Generic[RowT]):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab", buffering=0, opener=_open_itself) as file:
                 try:
-                    _write_whole(file, text.getvalue().encode())
+                    left = memoryview(text.getvalue().encode())
+                    while left:  # a filling disk may accept a part before it fails
+                        left = left[file.write(left) :]
                     os.fsync(file.fileno())
                 except OSError:
                     with suppress(OSError):  # remove a partial row
@@ -367,13 +369,6 @@ class Dataset:
 def _open_itself(path: str, flags: int) -> int:
     """Open a file without following links, which could lead outside a foreign dataset's folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
-def _write_whole(file: io.FileIO, content: bytes) -> None:
-    """Write all bytes; a filling disk may accept a part before it fails."""
-    view = memoryview(content)
-    while view:
-        view = view[file.write(view) :]
 
 
 def dataset_digest(dataset: Dataset) -> str:

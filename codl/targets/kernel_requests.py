@@ -1,23 +1,16 @@
-"""Requests to tune, check and compare kernels, and to draw an interface, with their answers."""
+"""Requests to tune, check and compare kernels, and to draw an interface."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 from codl.ir import Op
 from codl.ir.records.tuned import BenchRow, Refused, Tuned
-from codl.kernels import registry
 from codl.kernels.tuning import Tuning
-from codl.measure import tuner
-from codl.measure.budget import Budget
-from codl.measure.check_variants import CheckTask, check_all
-from codl.measure.tuner import Failure, TuneTask
+from codl.measure.tuner import Failure
 from codl.measure.ui_frames import Drawn
-from codl.targets.requests import EventHandler, Request
-
-if TYPE_CHECKING:
-    from codl.runtime.opencl import OpenClDevice
+from codl.targets.requests import Request
 
 #: A task as its op and the name of its kernel variant.
 NamedTask: TypeAlias = tuple[Op, str]
@@ -68,17 +61,3 @@ class Bench(Request[tuple[list[BenchRow], list[Refused]]]):
     tuning: Tuning
     every: bool
     limit_s = 600.0
-
-
-# Answers of the process with the device.
-
-
-def answer_tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> None:
-    found: Any = [(op, registry.find(op, name)) for op, name in request.tasks]
-    tasks = [TuneTask(op, variant) for op, variant in found]
-    tuner.tune(device, tasks, request.begun, emit=emit, budget=Budget(request.budget_s))
-
-
-def answer_check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
-    tasks = [CheckTask(op, registry.find(op, name)) for op, name in request.tasks]
-    check_all(device, tasks, emit=emit, budget=Budget(request.budget_s))

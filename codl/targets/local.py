@@ -139,7 +139,11 @@ class LocalTarget(Target):
         return self._answer_of_kernels(request, emit)
 
     def _answer_of_kernels(self, request: Request[Any], emit: EventHandler) -> object:
+        from codl.kernels import registry
+        from codl.measure.budget import Budget
+        from codl.measure.check_variants import CheckTask, check_all
         from codl.measure.op_runner import bench
+        from codl.measure.tuner import TuneTask, tune
         from codl.targets import kernel_requests
 
         match request:
@@ -148,13 +152,16 @@ class LocalTarget(Target):
                     return bench(device, op, tuning, every=every)
             case kernel_requests.DrawFrames(seconds):
                 return self._ui_probe.draw(seconds)
-            case kernel_requests.Tune():
+            case kernel_requests.Tune(tasks, begun, budget_s):
+                found: Any = [(op, registry.find(op, name)) for op, name in tasks]
+                tuned = [TuneTask(op, variant) for op, variant in found]
                 with self._measuring() as device:
-                    kernel_requests.answer_tune(device, request, emit)
+                    tune(device, tuned, begun, emit=emit, budget=Budget(budget_s))
                 return None
-            case kernel_requests.Check():
+            case kernel_requests.Check(tasks, budget_s):
+                checked = [CheckTask(op, registry.find(op, name)) for op, name in tasks]
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    kernel_requests.answer_check(self._open(), request, emit)
+                    check_all(self._open(), checked, emit=emit, budget=Budget(budget_s))
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
