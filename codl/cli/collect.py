@@ -72,12 +72,9 @@ def _tuned_table(result: Mapping[str, Any]) -> TextTable:
          row["tried"], row["failed"])
         for row in result["rows"]
     ]  # fmt: skip
-    usage = result["cache"]
     caption = (
         f"{result['measured']} measured in {result['seconds']:.0f} s, {result['cached']} known "
         f"before, {result['left']} left.",
-        f"The cache in {usage['folder']} has {usage['files']} files, {usage['bytes'] / 1e6:.1f} "
-        f"MB; {usage['pruned_files']} were pruned.",
     )
     heads = ("op", "variant", "default (ms)", "best (ms)", "speedup", "choice", "tried", "failed")
     spare = ("tried", "failed", "default (ms)")

@@ -17,7 +17,6 @@ from codl.ir.records.tuned import Tuned
 from codl.jobs import options as opt
 from codl.jobs.options import DeviceJob, function, option, recorded, soc_on
 from codl.kernels.tuning import Tuning
-from codl.machine import cache
 from codl.measure import FOLDER as DATASETS
 from codl.measure import HOT_C, LONGEST_S, tuning_file
 from codl.measure.budget import GRACE_S, Budget
@@ -273,7 +272,6 @@ class Tune(DeviceJob):
             **done.to_json(),
             **origin,
             "digests": asdict(digests),
-            "cache": asdict(cache.prune()),
         }
         return TuneRun(result, budget, f"All results so far are kept in {path}.")
 

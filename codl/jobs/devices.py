@@ -39,7 +39,7 @@ def processors(
         "processors": [_cpu(info.cpu, soc), *_gpus(probed, soc)],
         "failed": [{"icd": r.icd, "error": r.error} for r in probed if r.error],
         "problem": problem,
-        "energy_sensors": [asdict(sensor) for sensor in info.sensors],
+        "energy_sensors": [{"name": name, "part": part} for name, part in info.sensors.items()],
         "unreadable_sensors": info.unreadable_sensors,
     }
 

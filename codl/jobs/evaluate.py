@@ -221,7 +221,7 @@ class Evaluate(PlanningJob):
                 context,
                 environment_of(target, protocol),
                 digests_of(context),
-                tuple(sensor.name for sensor in target.describe().sensors),
+                tuple(target.describe().sensors),
             )
             cooling = CoolDown(target.conditions, self.reporter.note, self.hot_c, self.cool_down_s)
             run.run(cooling, budget)

@@ -12,8 +12,8 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -140,26 +140,10 @@ class Sensor:
         return after + wrapped - before
 
 
-@dataclass(frozen=True)
-class SensorInfo:
-    """Name of a sensor, and its measured part."""
-
-    name: str
-    part: Part
-
-
-@dataclass(frozen=True)
-class SensorScan:
-    """Sensors found on the machine; `unreadable` maps names of others to the error of reading."""
-
-    sensors: tuple[Sensor, ...]
-    unreadable: dict[str, str] = field(default_factory=dict)
-
-
 def find_sensors(
     files: SystemFiles = SYSTEM, *, gpus: Callable[[], list[NvidiaGpu]] = nvidia_gpus
-) -> SensorScan:
-    """All sensors among the system's files and NVIDIA's GPUs."""
+) -> tuple[tuple[Sensor, ...], dict[str, str]]:
+    """Sensors among the system's files and NVIDIA's GPUs, and errors of unreadable ones by name."""
     candidates = [*_rapl(files), *map(_of_battery, files.batteries())]
     candidates += [
         Sensor(f"nvml {gpu.name}", "gpu", gpu.read, is_power=gpu.is_power) for gpu in gpus()
@@ -171,7 +155,7 @@ def find_sensors(
             sensors.append(sensor)
         except (OSError, ValueError) as error:
             unreadable[sensor.name] = str(error)
-    return SensorScan(tuple(sensors), unreadable)
+    return tuple(sensors), unreadable
 
 
 def _rapl(files: SystemFiles) -> Iterator[Sensor]:
@@ -209,7 +193,7 @@ def _reading(read: Callable[[], float]) -> float | None:
 
 
 class Meter:
-    """Joules by sensor from construction to `stop`, without failed sensors; use `metered`."""
+    """Joules by sensor of a `with` block, without failed sensors."""
 
     def __init__(self, sensors: Sequence[Sensor]) -> None:
         self.joules: dict[str, float] = {}
@@ -217,7 +201,7 @@ class Meter:
         self._counted = {s.name: _reading(s.read) for s in sensors if not s.is_power}
         self._sampled = [s for s in sensors if s.is_power]
         self._summed = dict.fromkeys((s.name for s in self._sampled), 0.0)
-        self._done, self._begin = Event(), time.perf_counter()
+        self._done = Event()
         self._sampler = Thread(target=self._sample, daemon=True)
         if self._sampled:
             self._sampler.start()
@@ -229,9 +213,10 @@ class Meter:
         whole = [j for name, j in self.joules.items() if parts[name] == "device"]
         return sum(whole or self.joules.values()) if self.joules else None
 
-    def stop(self) -> None:
-        """Stop, and set `seconds` and `joules` since the start."""
-        self.seconds = time.perf_counter() - self._begin
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._sampled:
             self._sampler.join()
@@ -262,16 +247,6 @@ class Meter:
             at, last = now, readings
 
 
-@contextmanager
-def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
-    """Measure the energy of the block; the meter's `joules` are set afterwards."""
-    meter = Meter(sensors)
-    try:
-        yield meter
-    finally:
-        meter.stop()
-
-
 def energy_mj(
     work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0
 ) -> float | None:
@@ -282,7 +257,7 @@ def energy_mj(
     if not sensors:
         return None
     count, begin = 0, time.perf_counter()
-    with metered(sensors) as meter:
+    with Meter(sensors) as meter:
         while time.perf_counter() - begin < at_least_s:
             work()
             count += 1

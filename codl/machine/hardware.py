@@ -229,12 +229,6 @@ def _bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
-def clocks_mhz(cores: Iterable[int]) -> dict[str, float]:
-    """Current clock in MHz of each of these cores, if the system reports it."""
-    clocks = {core: SYSTEM.mhz(f"{CPU}/cpu{core}/cpufreq/scaling_cur_freq") for core in cores}
-    return {str(core): mhz for core, mhz in clocks.items() if mhz is not None}
-
-
 def read_chip(files: SystemFiles = SYSTEM, property_of: Callable[[str], str] | None = None) -> Chip:
     """Chip and board of this machine, as far as the system reports them.
 

@@ -305,7 +305,8 @@ def describe(
     cpu = cpu or cpu_facts()
     if element not in ELEMENT_NAMES:
         raise UnknownNameError("element type", element, ELEMENT_NAMES)
-    memory_types = memory_types or _default_memory_types(device)
+    if not memory_types:  # no images on a CPU, which emulates them slowly
+        memory_types = device.memory_types if device.type == "gpu" else MEMORY_TYPES[:1]
     for memory in memory_types:
         if memory not in device.memory_types:
             names = ", ".join(device.memory_types)
@@ -367,11 +368,6 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
         return matching[0]
     rank = {icd: index for index, icd in enumerate(PREFERRED)}
     return min(devices, key=lambda d: (d.type != "gpu", rank.get(d.icd, len(rank))))
-
-
-def _default_memory_types(device: ProbedDevice) -> tuple[str, ...]:
-    """Default memory types: no images on a CPU, which emulates them slowly."""
-    return device.memory_types if device.type == "gpu" else MEMORY_TYPES[:1]
 
 
 def _gpu_side(

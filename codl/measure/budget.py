@@ -100,16 +100,13 @@ class Budget:
             yield next(coming)
             progress(done, count, self.to_go_s(done, count))
 
-    def shared(
-        self, items: Sequence[T], progress: Progress = no_progress
-    ) -> Iterator[tuple[T, Budget]]:
+    def shared(self, items: Sequence[T]) -> Iterator[tuple[T, Budget]]:
         """Iterate over items while there is time, each with an equal share of the time left."""
         for done, item in enumerate(items):
             if self.is_over():
                 self.ended = "budget"
                 return
             yield item, self.share(len(items) - done)
-            progress(done + 1, len(items), self.to_go_s(done + 1, len(items)))
 
     @contextmanager
     def keeping(self, kept: Sized) -> Iterator[None]:

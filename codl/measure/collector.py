@@ -70,10 +70,6 @@ class MeasuringTarget(Protocol):
         """A context that ends requests of a hanging device after `seconds`."""
         ...
 
-    def clocks_mhz(self) -> dict[str, float]:
-        """The current clock (MHz) of each core in use, if the system reports it."""
-        ...
-
     def conditions(self) -> Conditions: ...
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
 
@@ -212,12 +208,11 @@ class Collection:
         """Connect in the remaining time, and begin a run at the first connection."""
         with self.target.within(self._budget.left_s + GRACE_S):
             now = self.target.conditions()
-            clock_mhz = self.target.clocks_mhz()
         if not self._run:
-            self._begin_run(clock_mhz, now)
+            self._begin_run(now)
         return now
 
-    def _begin_run(self, clock_mhz: Mapping[str, float], now: Conditions) -> None:
+    def _begin_run(self, now: Conditions) -> None:
         """Add a run to the manifest; raises `MismatchError` for another environment than before."""
         soc, environment = self.target.soc, None
         manifest = open_manifest(self.dataset, soc, self._source, resume=True)
@@ -231,7 +226,6 @@ class Collection:
             "serial": self.target.serial,
             **self._origin,
             "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
-            "clock_mhz": dict(clock_mhz),
             "conditions": asdict(now),
             "tuning": self.tuning.fingerprint,
             "environment": None if environment is None else asdict(environment),

@@ -13,13 +13,13 @@ import io
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -45,8 +45,6 @@ CHUNK = 1 << 20
 MOST_MS = 24 * 3600 * 1000.0
 #: Columns with the conditions of a batch.
 CONDITIONS = ("temperature_c", "cpu_mhz", "gpu_mhz", "battery_percent", "throttled")
-#: Required keys of a manifest, and their types.
-MANIFEST_KEYS: Mapping[str, type] = {"source": str, "runs": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +213,9 @@ class CsvTable(Generic[RowT]):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab", buffering=0, opener=_open_itself) as file:
                 try:
-                    _write_whole(file, text.getvalue().encode())
+                    left = memoryview(text.getvalue().encode())
+                    while left:  # a filling disk may accept a part before it fails
+                        left = left[file.write(left) :]
                     os.fsync(file.fileno())
                 except OSError:
                     with suppress(OSError):  # remove a partial row
@@ -304,6 +304,13 @@ ROW_TYPES: dict[str, type[Row]] = {
 FORMER_TABLES = re.compile("batch|cold|contention|first_launch|flag_wait|mulayer_.*")
 
 
+class _Manifest(TypedDict):
+    """Required keys of a manifest."""
+
+    source: str
+    runs: dict[str, dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """The files of one SoC under `lat_datasets/`."""
@@ -326,15 +333,8 @@ class Dataset:
         """The dataset in a folder; the default root falls back to codl's own datasets."""
         return cls(own_or_shipped(folder.name, folder.parent, FOLDER))
 
-    def ops(self, name: str) -> CsvTable[OpRow]:
-        """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
-        return CsvTable(inside(self.folder, f"t_{name}.csv"), OpRow)
-
-    def sharing(self) -> CsvTable[SharingRow]:
-        return CsvTable(self.folder / "t_data_sharing.csv", SharingRow)
-
     def table(self, name: str) -> CsvTable[Any]:
-        """The table of a name, which may have no file yet, with its row type."""
+        """The table of a kernel variant, such as `conv2d_cpu_gemm`, or one of `ROW_TYPES`."""
         return CsvTable(inside(self.folder, f"t_{name}.csv"), ROW_TYPES.get(name, OpRow))
 
     def tables(self) -> dict[str, CsvTable[Any]]:
@@ -358,16 +358,8 @@ class Dataset:
         if not self.manifest_path.exists():
             fix = f"`codl collect --soc {self.folder.name} --serial local` measures one."
             raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
-        content = files.read_json(self.manifest_path)
-        if not isinstance(content, dict):
-            raise InvalidFileError(self.manifest_path, "must hold a JSON object.")
-        for key, kind in MANIFEST_KEYS.items():
-            if key not in content:
-                raise InvalidFileError(self.manifest_path, f"the key {key!r} is missing.")
-            if not isinstance(content[key], kind):
-                what = "a JSON object" if kind is dict else "a text"
-                problem = f"must be {what}, got {content[key]!r:.60}."
-                raise InvalidFileError(self.manifest_path, problem, where=key)
+        content: dict[str, Any] = files.read_json(self.manifest_path)
+        yaml_file.convert(content, _Manifest, self.manifest_path)
         return content
 
     def write_manifest(self, content: dict[str, Any]) -> None:
@@ -377,13 +369,6 @@ class Dataset:
 def _open_itself(path: str, flags: int) -> int:
     """Open a file without following links, which could lead outside a foreign dataset's folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
-def _write_whole(file: io.FileIO, content: bytes) -> None:
-    """Write all bytes; a filling disk may accept a part before it fails."""
-    view = memoryview(content)
-    while view:
-        view = view[file.write(view) :]
 
 
 def dataset_digest(dataset: Dataset) -> str:

@@ -50,7 +50,7 @@ MOST_BYTES = 512 << 20
 def context_tasks(ops: Iterable[Op], soc: Soc) -> list[ContextTask]:
     """Launches, waits and stages of `ops`."""
     launches = [DispatchTask(count) for count in COUNTS]
-    return [*launches, *wait_tasks(), *stage_tasks(ops, soc)]
+    return [*launches, *map(WaitTask, GAPS_MS), *stage_tasks(ops, soc)]
 
 
 def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
@@ -110,10 +110,6 @@ def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
         return bool(registry.variants(op, side, soc))
     part = part_of(op, side, dim, ratio if side == "gpu" else round(1 - ratio, 6), soc)
     return part is not None and bool(registry.variants(part, side, soc))
-
-
-def wait_tasks() -> list[WaitTask]:
-    return [WaitTask(gap_ms) for gap_ms in GAPS_MS]
 
 
 #: Mean seconds of a task with building and choosing: 5,500 took 507 s on two cores of a server.

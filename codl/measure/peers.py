@@ -70,12 +70,6 @@ class Peer(Protocol):
         ...
 
 
-class ThroughputPeer(Peer, Protocol):
-    """A peer whose `run` processes `frames` frames, with a concurrency of its own choice."""
-
-    frames: ClassVar[int]
-
-
 class OnnxRuntime:
     """ONNX Runtime with its graph optimisations and one thread a core."""
 
@@ -291,6 +285,6 @@ PEERS.add("ncnn", Ncnn)
 PEERS.add("openvino", OpenVino)
 PEERS.add("mnn", Mnn)
 PEERS.add_lazy("opencl-all", "codl.jobs.interleaved:OpenClAll")
-#: Libraries in throughput modes, for comparison with streams.
-THROUGHPUT_PEERS: Registry[type[ThroughputPeer]] = Registry("throughput peer")
+#: Libraries in throughput modes, for comparison with streams: a `run` processes `frames` frames.
+THROUGHPUT_PEERS: Registry[type[OpenVinoThroughput]] = Registry("throughput peer")
 THROUGHPUT_PEERS.add("openvino-throughput", OpenVinoThroughput)

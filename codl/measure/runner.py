@@ -239,7 +239,8 @@ class BatchRunner:
         meanwhile = Conditions.over(readings)
         for index, item in prepared.items():
             is_disturbed = self._is_disturbed(batch, [item])
-            row = item.row(1.0 if is_disturbed else self._drift(batch, item.task))
+            drifts = [self._drift_of(p, batch).factor for p in processors_of(item.task)]
+            row = item.row(1.0 if is_disturbed else mean(drifts))
             emit("done", index, Measurement(item.task, row.under(meanwhile), is_disturbed))
         return tuple(anchor.anchor_time for anchor in self._anchors), readings[-1]
 
@@ -257,11 +258,6 @@ class BatchRunner:
             if anchor.anchor[1] == processor and reference_ms is not None:
                 factors.append(anchor.anchor_time.latency_ms / reference_ms)
         return Drift.of(factors)
-
-    def _drift(self, batch: MeasureBatch, task: Task) -> float:
-        """The mean slowdown of a task's processors."""
-        sides = processors_of(task)
-        return mean(self._drift_of(p, batch).factor for p in sides)
 
     def _prepare(self, batch: MeasureBatch, seconds: float, emit: Emit) -> dict[int, Prepared]:
         """Build tasks until they fill `seconds` or the memory; returns them by index.

@@ -82,9 +82,10 @@ FINAL = Protocol(
 
 @dataclass(frozen=True)
 class Failure:
-    """A task without a working choice, and its default's reason of failure."""
+    """The end of a task without a working choice, with its default's reason of failure."""
 
-    task: TuneTask
+    op: str
+    variant: str
     reason: str
     trials: tuple[Trial, ...]
 
@@ -104,9 +105,8 @@ class TuneRun:
         rows = [_row(result, is_known=False) for result in self.results]
         rows += [_row(result, is_known=True) for result in self.known]
         for failure in self.failures:
-            op, variant = failure.task.key
             empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
-            head = {"op": op, "variant": variant, **empty, "choice": {}}
+            head = {"op": failure.op, "variant": failure.variant, **empty, "choice": {}}
             rows.append({**head, **_end("failed", failure.reason, failure.trials)})
         return {
             "rows": sorted(rows, key=lambda row: (row["op"], row["variant"])),
@@ -200,7 +200,7 @@ class Search:
         won = self._final(control, finalists)
         trials = tuple(self._trials.values())
         if won is None:
-            return Failure(task, self._trials[key_of(default)].reason, trials)
+            return Failure(*task.key, self._trials[key_of(default)].reason, trials)
         choice, default_ms, best_ms = won
         plan = task.variant.plan(task.op, self._gpu.soc, choice)
         self._gpu.programs.build(plan)  # stores the binary

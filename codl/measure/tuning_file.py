@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from codl import files
 from codl.errors import InvalidFileError, MismatchError
+from codl.ir import yaml_file
 from codl.ir.constants import digest
 from codl.ir.records.soc import Soc
 from codl.ir.records.tuned import Tuned
@@ -89,7 +88,8 @@ def _format_row(row: Mapping[str, Any]) -> str:
     return f"  {head[:-1]}, " + f'"trials": [\n{lines}]}}'
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class _File:
     version: int
     device: dict[str, Any]
     sha256: str
@@ -98,14 +98,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parse(content: Any, path: Path, soc: Soc) -> list[Tuned]:
     fix = _fix(soc)
-    try:
-        if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
-            problem = f"must be {VERSION}, got {content['version']!r}."
-            raise InvalidFileError(path, problem, where="version", fix=fix)
-        file = msgspec.convert(content, _File)
-        results = msgspec.convert(file.results, list[Tuned])
-    except (ValueError, msgspec.ValidationError) as error:
-        raise InvalidFileError(path, f"cannot be read: {error}.", fix=fix) from error
+    if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
+        problem = f"must be {VERSION}, got {content['version']!r}."
+        raise InvalidFileError(path, problem, where="version", fix=fix)
+    file = yaml_file.convert(content, _File, path, fix=fix)
+    results = yaml_file.convert(file.results, list[Tuned], path, fix=fix)
     if file.sha256 != _checksum(file.device, file.results):
         problem = "does not fit the results: the file was changed or cut."
         raise InvalidFileError(path, problem, where="sha256", fix=fix)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir import Shape, parse
+from codl.ir import Op, Shape, parse
 from codl.ir.executable import (
     Access,
     Command,
@@ -30,6 +30,7 @@ from codl.ir.executable import (
     Relayout,
     RunNet,
     Stage,
+    Step,
     Transfer,
     Unmap,
     Wait,
@@ -37,7 +38,7 @@ from codl.ir.executable import (
 from codl.ir.records.profile import SpanName, span_of, transform_label
 from codl.ir.records.results import SpanKind, TimeSpan
 from codl.ir.records.statistic import nearest
-from codl.ir.types import PROCESSORS, Direction, Processor
+from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.lower.nets import library_of, packed
 
 if TYPE_CHECKING:  # measured times need no predictions
@@ -95,29 +96,20 @@ def stage_times(executable: Executable, cost: CostModel) -> tuple[StageTimes, ..
 
 def _times_of(executable: Executable, stage: Stage, cost: CostModel) -> StageTimes:
     """The predicted times of the commands of one stage."""
-    steps, tensors = executable.steps, executable.tensors
-
-    def is_to_cpu(number: int | None) -> bool:
-        step = None if number is None else steps[number]
-        return isinstance(step, Transfer) and step.direction == "to_cpu"
+    tensors = executable.tensors
 
     def shape_of(access: Access) -> Shape:
         return access.region.shape(tensors[access.tensor].shape)
 
-    # A transfer to the CPU is enqueued a stage earlier, and counts where the CPU waits for it.
-    waits = (command.step for command in stage.commands if isinstance(command, Wait))
-    arriving = [number for number in waits if number is not None and is_to_cpu(number)]
-    launched = (command.step for command in stage.commands if isinstance(command, Launch))
-    numbers = tuple(dict.fromkeys([*arriving, *(step for step in launched if not is_to_cpu(step))]))
-    writes = (step.writes for step in map(steps.__getitem__, numbers) if isinstance(step, GpuOp))
+    steps = _steps_of(executable, stage)
+    writes = (step.writes for step in steps.values() if isinstance(step, GpuOp))
     made = {tensors[access.tensor].name for access in writes}
     launches = 0
     transfers_ms: dict[int, Mapping[str, float]] = {}
     kernels_ms: dict[int, float] = {}
     loads = np.zeros((2, 2))  # bytes and milliseconds of each processor
     inner = []  # the steps that the other processor's work slows down
-    for number in numbers:
-        step = steps[number]
+    for number, step in steps.items():
         if isinstance(step, Transfer):
             transfers_ms[number] = cost.transfer_parts(step.direction, shape_of(step.target))
             launches += 1
@@ -134,17 +126,10 @@ def _times_of(executable: Executable, stage: Stage, cost: CostModel) -> StageTim
                     inner.append(number)
         else:
             ops = [parse(text) for text in step.ops]
-            # A residual add inside a kernel counts as a kernel of its own.
-            images = ops[0].images if cost.soc.gpu.is_cpu else 1
-            launches += len(ops) * images
-            own_ms = cost.variant_ms(ops[0], "gpu", step.variant)
-            for add in ops[1:]:
-                by_storage = cost.fastest_by_storage(add, "gpu")
-                # An op that runs in its planar fallback counts like its fastest variant.
-                added = by_storage.get(tensors[step.writes.tensor].storage)
-                own_ms += (added or next(iter(by_storage.values()))).latency_ms
-            kernels_ms[number] = own_ms
-            loads[1] += [sum(op.bytes for op in ops), own_ms]
+            launches += len(ops) * (ops[0].images if cost.soc.gpu.is_cpu else 1)
+            storage = tensors[step.writes.tensor].storage
+            kernels_ms[number] = _kernel_ms(ops, step.variant, storage, cost)
+            loads[1] += [sum(op.bytes for op in ops), kernels_ms[number]]
             inner.append(number)
     nets_ms = _nets_ms(executable, stage, cost, loads[0])
     moved, alone = loads.T
@@ -157,6 +142,34 @@ def _times_of(executable: Executable, stage: Stage, cost: CostModel) -> StageTim
         transfers_ms=transfers_ms,
         launches_ms=cost.launches_ms(launches),
     )
+
+
+def _steps_of(executable: Executable, stage: Stage) -> dict[int, Step]:
+    """The GPU's steps whose times count in a stage, by number.
+
+    A transfer to the CPU is enqueued a stage earlier, and counts where the CPU waits for it.
+    """
+
+    def is_to_cpu(number: int) -> bool:
+        step = executable.steps[number]
+        return isinstance(step, Transfer) and step.direction == "to_cpu"
+
+    waits = (command.step for command in stage.commands if isinstance(command, Wait))
+    arriving = (number for number in waits if number is not None and is_to_cpu(number))
+    launched = (command.step for command in stage.commands if isinstance(command, Launch))
+    numbers = [*arriving, *(number for number in launched if not is_to_cpu(number))]
+    return {number: executable.steps[number] for number in numbers}
+
+
+def _kernel_ms(ops: Sequence[Op], variant: str, storage: Storage, cost: CostModel) -> float:
+    """Milliseconds of a kernel; a residual add inside it counts as a kernel of its own."""
+    kernel_ms = cost.variant_ms(ops[0], "gpu", variant)
+    for add in ops[1:]:
+        by_storage = cost.fastest_by_storage(add, "gpu")
+        # An op that runs in its planar fallback counts like its fastest variant.
+        added = by_storage.get(storage) or next(iter(by_storage.values()))
+        kernel_ms += added.latency_ms
+    return kernel_ms
 
 
 def _nets_ms(

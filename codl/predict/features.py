@@ -9,7 +9,8 @@ and planning both call `table`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -39,61 +40,49 @@ from codl.kernels.tuning import Tuning
 
 
 @dataclass(frozen=True)
-class Launches:
-    """`count` kernel launches, timed from enqueueing to the last kernel's end."""
+class ContextItem:
+    """Base of context items, each of which is one number with a name."""
 
-    count: int
+    number: Any
 
-    kind: ClassVar[str] = "dispatch"
+    kind: ClassVar[str]
+    name: ClassVar[str]
+    type: ClassVar[Callable[[str], float]]
 
     def __str__(self) -> str:
-        return f"launches={self.count}"
+        return f"{self.name}={self.number!r}"
 
     @classmethod
-    def read(cls, text: str) -> Launches:
-        return cls(int(*_numbers(text, "launches")))
+    def read(cls, text: str) -> ContextItem:
+        """Parse the text of an item; raises `CodlError` for another text."""
+        name, _, number = text.partition("=")
+        with suppress(ValueError):
+            if name == cls.name:
+                return cls(cls.type(number))
+        raise CodlError(f"Cannot read {text!r}: expected {cls.name}=NUMBER.")
 
-    @staticmethod
-    def columns(items: Sequence[Launches]) -> FeatureColumns:
-        return {"launches": np.array([item.count for item in items], np.float64)}
+    @classmethod
+    def columns(cls, items: Sequence[ContextItem]) -> FeatureColumns:
+        return {cls.name: np.array([item.number for item in items], np.float64)}
 
 
-@dataclass(frozen=True)
-class EventWait:
+class Launches(ContextItem):
+    """A number of kernel launches, timed from enqueueing to the last kernel's end."""
+
+    kind, name, type = "dispatch", "launches", int
+
+
+class EventWait(ContextItem):
     """Delay from a kernel's end to the CPU's notice by event, after a wait of about `gap_ms`."""
 
-    gap_ms: float
-
-    kind: ClassVar[str] = "event_wait"
+    kind, name, type = "event_wait", "gap_ms", float
     processor: ClassVar[Processor] = "cpu"
-
-    def __str__(self) -> str:
-        return f"gap_ms={self.gap_ms!r}"
-
-    @classmethod
-    def read(cls, text: str) -> EventWait:
-        return cls(*_numbers(text, "gap_ms"))
-
-    @staticmethod
-    def columns(items: Sequence[EventWait]) -> FeatureColumns:
-        return {"gap_ms": np.array([item.gap_ms for item in items], np.float64)}
 
 
 #: Classes of context items by kind.
-CONTEXT: dict[str, type[Any]] = {c.kind: c for c in (Launches, EventWait)}
+CONTEXT: dict[str, type[ContextItem]] = {c.kind: c for c in (Launches, EventWait)}
 #: Targets in files of earlier versions of codl, ignored on reading.
 FORMER_TARGETS = ("batch_cpu", "batch_gpu", "first_launch_gpu", "flag_wait_cpu")
-
-
-def _numbers(text: str, *names: str) -> list[float]:
-    pairs = [word.partition("=") for word in text.split()]
-    try:
-        if [name for name, _, _ in pairs] != list(names):
-            raise ValueError
-        return [float(value) for _, _, value in pairs]
-    except ValueError:
-        wanted = " ".join(f"{name}=NUMBER" for name in names)
-        raise CodlError(f"Cannot read {text!r}: expected {wanted}.") from None
 
 
 # Targets.
@@ -102,7 +91,7 @@ def _numbers(text: str, *names: str) -> list[float]:
 #: `flops`: muLayer's features. `variant`: analytical features of a kernel variant.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: Subject of a predicted latency: a part of an op, the shape of a shared region, or a context item.
-Item: TypeAlias = Op | Shape | Launches | EventWait
+Item: TypeAlias = Op | Shape | ContextItem
 
 #: Directions of data sharing; `store` unpacks a result of the CPU's net for the other processor.
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -181,8 +170,7 @@ def write(item: Item) -> str:
 def read(target: str, text: str) -> Item:
     """Parse an item of a target; raises `CodlError` for an invalid text."""
     if kind := kind_of(target):
-        item: Item = CONTEXT[kind].read(text)
-        return item
+        return CONTEXT[kind].read(text)
     if not is_sharing(target):
         return parse(text)
     try:

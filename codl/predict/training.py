@@ -164,20 +164,13 @@ def train(
     notes = [*left_out, *_notes(soc, dataset, tuning, targets)]
     work = _Work(steps, workers, budget, progress, len(steps) * (1 + evaluate))
     sets = {name: Predictors(name, soc, dataset.folder, {}, tuning) for name in names}
-    fitted = dict(work.results(_fit))
-    for at, step in enumerate(steps):
-        sets[step.estimator.name].stored[step.samples.target] = step.stored(fitted[at])
-    for name, trained in sets.items():
-        if not ESTIMATORS[name].is_of_wholes:
-            costs = in_network_cost.fitted(soc, dataset, trained, tuning)
-            sets[name] = replace(trained, inside=costs)
+    _fill(sets, dataset, steps, dict(work.results(_fit)))
     files = {name: trained.save(folder) for name, trained in sets.items() if trained.stored}
     stored_at = perf_counter()
     held_out: dict[int, Mapping[Split, HeldOut]] = {}
     if evaluate:
         with budget.keeping(steps):
-            for at, found in work.results(_hold_out, within_budget=True):
-                held_out[at] = found
+            held_out.update(work.results(_hold_out, within_budget=True))
     for at, splits in held_out.items():
         stored, target = sets[steps[at].estimator.name].stored, steps[at].samples.target
         stored[target] = replace(stored[target], held_out=splits["shape"].figures)
@@ -219,6 +212,21 @@ def _steps(
                     tables[kind] = features.table(kind, target, samples.items, soc, tuning)
                 steps.append(PredictorFit(samples, estimator, tables[kind]))
     return steps
+
+
+def _fill(
+    sets: dict[str, Predictors],
+    dataset: Dataset,
+    steps: Sequence[PredictorFit],
+    fitted: Mapping[int, LatencyEstimator],
+) -> None:
+    """Store the estimator of each step in its set, then fit the set's costs inside networks."""
+    for at, step in enumerate(steps):
+        sets[step.estimator.name].stored[step.samples.target] = step.stored(fitted[at])
+    for name, trained in sets.items():
+        if not ESTIMATORS[name].is_of_wholes:
+            costs = in_network_cost.fitted(trained.soc, dataset, trained, trained.tuning)
+            sets[name] = replace(trained, inside=costs)
 
 
 @dataclass

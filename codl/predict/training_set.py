@@ -123,7 +123,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
                 notes.append(f"{table.path} is left out. {error}")
     everything = [*kernels, *_mulayer(kernels)]
     if "data_sharing" in tables:
-        everything += _samples(dataset.sharing(), partial(_exchange, factors))
+        everything += _samples(dataset.table("data_sharing"), partial(_exchange, factors))
     for kind in features.CONTEXT:
         everything += _samples(dataset.table(kind), partial(_context, kind))
     return everything, notes

@@ -150,10 +150,6 @@ class Target:
         """Every OpenCL driver, each tried in its own process; a crash is the result's error."""
         return self.ask(requests.Probe())
 
-    def clocks_mhz(self) -> dict[str, float]:
-        """Current clock in MHz of each core of the SoC, if the system reports it."""
-        return self.ask(requests.Facts("clocks_mhz"))
-
     def conditions(self) -> Conditions:
         """Current temperature, clocks and battery."""
         return self.ask(requests.Facts("conditions"))  # type: ignore[no-any-return]

@@ -1,23 +1,16 @@
-"""Requests to tune, check and compare kernels, and to draw an interface, with their answers."""
+"""Requests to tune, check and compare kernels, and to draw an interface."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 from codl.ir import Op
-from codl.ir.records.tuned import BenchRow, Refused, Trial, Tuned
-from codl.kernels import registry
+from codl.ir.records.tuned import BenchRow, Refused, Tuned
 from codl.kernels.tuning import Tuning
-from codl.measure import tuner
-from codl.measure.budget import Budget
-from codl.measure.check_variants import CheckTask, check_all
-from codl.measure.tuner import TuneTask
+from codl.measure.tuner import Failure
 from codl.measure.ui_frames import Drawn
-from codl.targets.requests import EventHandler, EventKind, Request
-
-if TYPE_CHECKING:
-    from codl.runtime.opencl import OpenClDevice
+from codl.targets.requests import Request
 
 #: A task as its op and the name of its kernel variant.
 NamedTask: TypeAlias = tuple[Op, str]
@@ -33,14 +26,6 @@ class DrawFrames(Request[Drawn]):
 
 
 @dataclass(frozen=True)
-class TuneFailure:
-    """The end of a task without a working choice."""
-
-    reason: str
-    trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
 class Tune(Request[None]):
     """Search tuning choices; `begun` are results of interrupted searches.
 
@@ -51,7 +36,7 @@ class Tune(Request[None]):
     begun: tuple[Tuned, ...]
     budget_s: float | None
     limit_s = 600.0
-    event = Tuned | TuneFailure
+    event = Tuned | Failure
 
 
 @dataclass(frozen=True)
@@ -76,23 +61,3 @@ class Bench(Request[tuple[list[BenchRow], list[Refused]]]):
     tuning: Tuning
     every: bool
     limit_s = 600.0
-
-
-# Answers of the process with the device.
-
-
-def answer_tune(device: OpenClDevice, request: Tune, emit: EventHandler) -> None:
-    def report(kind: EventKind, index: int, outcome: Tuned | tuner.Failure | None) -> None:
-        if isinstance(outcome, tuner.Failure):
-            emit(kind, index, TuneFailure(outcome.reason, outcome.trials))
-        else:
-            emit(kind, index, outcome)
-
-    found: Any = [(op, registry.find(op, name)) for op, name in request.tasks]
-    tasks = [TuneTask(op, variant) for op, variant in found]
-    tuner.tune(device, tasks, request.begun, emit=report, budget=Budget(request.budget_s))
-
-
-def answer_check(device: OpenClDevice, request: Check, emit: EventHandler) -> None:
-    tasks = [CheckTask(op, registry.find(op, name)) for op, name in request.tasks]
-    check_all(device, tasks, emit=emit, budget=Budget(request.budget_s))

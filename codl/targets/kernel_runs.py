@@ -15,7 +15,7 @@ from codl.measure.check_variants import CheckRun, CheckTask, VariantCheck
 from codl.measure.tuner import Failure, TuneRun, TuneTask, done_before
 from codl.targets.base import Target
 from codl.targets.connection import AgentLostError, FrameError
-from codl.targets.kernel_requests import Check, NamedTask, Tune, TuneFailure
+from codl.targets.kernel_requests import Check, NamedTask, Tune
 from codl.targets.requests import EventKind, Request
 
 T = TypeVar("T")
@@ -97,21 +97,24 @@ def tune(
         begun = tuple(result for task in missing if (result := found[task.key]) is not None)
         return Tune(_named(missing), begun, budget.share().seconds)
 
-    def kept(task: TuneTask, result: Tuned | TuneFailure) -> None:
-        if isinstance(result, TuneFailure):
-            failures.append(Failure(task, result.reason, result.trials))
-        elif result.key != task.key:
-            raise FrameError(f"it sent a result of {result.key} for {task.key}")
+    def kept(task: TuneTask, result: Tuned | Failure) -> None:
+        if (result.op, result.variant) != task.key:
+            raise FrameError(f"it sent a result of {result.variant} for {task.key}")
+        if isinstance(result, Failure):
+            failures.append(result)
         else:
             results.append(result)
             keep(result)
 
-    def lost(task: TuneTask, why: str) -> None:
-        failures.append(Failure(task, why, ()))
-
     try:
         with target.within(budget.left_s + GRACE_S):
-            left.work(target, request, kept, lost, _report(budget, len(left.tasks), progress))
+            left.work(
+                target,
+                request,
+                kept,
+                lambda task, why: failures.append(Failure(*task.key, why, ())),
+                _report(budget, len(left.tasks), progress),
+            )
     except AgentLostError:
         if not budget.is_over():
             raise

@@ -27,7 +27,7 @@ from codl.errors import (
 from codl.ir.executable import Executable
 from codl.ir.records.soc import Soc
 from codl.machine import threads
-from codl.machine.conditions import SensorInfo, find_sensors
+from codl.machine.conditions import find_sensors
 from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
@@ -107,11 +107,11 @@ class LocalTarget(Target):
 
         match name:
             case "machine":
-                sensors = find_sensors(self._files)
+                sensors, unreadable = find_sensors(self._files)
                 return requests.TargetInfo(
                     cpu=hardware.cpu_facts(),
-                    sensors=tuple(SensorInfo(s.name, s.part) for s in sensors.sensors),
-                    unreadable_sensors=sensors.unreadable,
+                    sensors={sensor.name: sensor.part for sensor in sensors},
+                    unreadable_sensors=unreadable,
                     chip=hardware.read_chip(self._files),
                 )
             case "examination":
@@ -119,8 +119,6 @@ class LocalTarget(Target):
             case "libraries":
                 versions = {name: hardware.version_of(name) for name in hardware.COMPUTING}
                 return {name: version for name, version in versions.items() if version}
-            case "clocks_mhz":
-                return hardware.clocks_mhz(self.soc.placement.cores)
             case "conditions":
                 return self._machine.read()
         raise self._unsupported(f"read {name!r}")
@@ -141,7 +139,11 @@ class LocalTarget(Target):
         return self._answer_of_kernels(request, emit)
 
     def _answer_of_kernels(self, request: Request[Any], emit: EventHandler) -> object:
+        from codl.kernels import registry
+        from codl.measure.budget import Budget
+        from codl.measure.check_variants import CheckTask, check_all
         from codl.measure.op_runner import bench
+        from codl.measure.tuner import TuneTask, tune
         from codl.targets import kernel_requests
 
         match request:
@@ -150,13 +152,16 @@ class LocalTarget(Target):
                     return bench(device, op, tuning, every=every)
             case kernel_requests.DrawFrames(seconds):
                 return self._ui_probe.draw(seconds)
-            case kernel_requests.Tune():
+            case kernel_requests.Tune(tasks, begun, budget_s):
+                found: Any = [(op, registry.find(op, name)) for op, name in tasks]
+                tuned = [TuneTask(op, variant) for op, variant in found]
                 with self._measuring() as device:
-                    kernel_requests.answer_tune(device, request, emit)
+                    tune(device, tuned, begun, emit=emit, budget=Budget(budget_s))
                 return None
-            case kernel_requests.Check():
+            case kernel_requests.Check(tasks, budget_s):
+                checked = [CheckTask(op, registry.find(op, name)) for op, name in tasks]
                 with threads.pinned_to(self.soc.placement.cpu_cores):
-                    kernel_requests.answer_check(self._open(), request, emit)
+                    check_all(self._open(), checked, emit=emit, budget=Budget(budget_s))
                 return None
         raise self._unsupported(f"answer {type(request).__name__}")
 
@@ -247,7 +252,7 @@ class LocalTarget(Target):
             return time_together(
                 runs,
                 effort,
-                sensors=find_sensors().sensors if with_energy else (),
+                sensors=find_sensors()[0] if with_energy else (),
                 anchors=beside,
                 read=self._machine.read,
                 # Idle threads of a library may spin in another model's turn.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from codl.ir.records.results import Conditions
 from codl.ir.records.soc import Chip
-from codl.machine.conditions import SensorInfo
+from codl.machine.conditions import Part
 from codl.machine.examination import Examination
 from codl.machine.hardware import CpuFacts
 from codl.machine.placement import LocalSoc, ProbeResult
@@ -59,20 +59,18 @@ class TargetInfo:
     """Facts of a machine without its OpenCL devices, which `Target.probe` finds."""
 
     cpu: CpuFacts
-    sensors: tuple[SensorInfo, ...]
+    #: The measured part of each energy sensor, by name.
+    sensors: dict[str, Part]
     unreadable_sensors: dict[str, str] = field(default_factory=dict)
     chip: Chip = field(default_factory=Chip)
 
 
-FactName: TypeAlias = Literal[
-    "machine", "examination", "libraries", "clocks_mhz", "conditions", "seconds"
-]
+FactName: TypeAlias = Literal["machine", "examination", "libraries", "conditions", "seconds"]
 #: Types of facts by name; "seconds" is the time spent on requests, by request name.
 FACT_TYPES: Mapping[FactName, Any] = {
     "machine": TargetInfo,
     "examination": Examination,
     "libraries": dict[str, str],
-    "clocks_mhz": dict[str, float],
     "conditions": Conditions,
     "seconds": dict[str, float],
 }

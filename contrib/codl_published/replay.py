@@ -48,7 +48,6 @@ class Run(msgspec.Struct, frozen=True):
 
     created: datetime | None = None
     ended: datetime | None = None
-    clock_mhz: dict[str, float] = {}
     conditions: Conditions = Conditions()
     calibration: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
     anchors_ms: dict[Processor, dict[str, Annotated[float, msgspec.Meta(gt=0)]]] = {}
@@ -132,11 +131,6 @@ class Recording:
         factor = mean(factors.get(processor, 1.0) for processor in processors_of(task))
         names = [field.name for field in fields(row) if field.name.endswith("_ms")]
         return replace(row, **{name: getattr(row, name) / factor for name in names})
-
-    @property
-    def clock_mhz(self) -> dict[str, float]:
-        """The clock of each core, of the first run that has it."""
-        return next((dict(run.clock_mhz) for run in self.runs.values() if run.clock_mhz), {})
 
     @property
     def conditions(self) -> Conditions:
@@ -228,9 +222,6 @@ class ReplayTarget(Target):
 
     def can_measure(self, task: Task) -> bool:
         return isinstance(self._row(task), Row)
-
-    def clocks_mhz(self) -> dict[str, float]:
-        return self._recording.clock_mhz
 
     def conditions(self) -> Conditions:
         """The conditions at the beginning, without temperature and throttling.

@@ -22,7 +22,7 @@ from codl.ir.records.results import Digests
 from codl.ir.records.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.machine.placement import LocalSoc, Placement
-from codl.measure.dataset import Dataset, OpRow
+from codl.measure.dataset import Dataset, DispatchRow, OpRow
 from codl.registry import rolled_back
 from codl.runtime.drivers import cl_module
 from codl.runtime.opencl import OpenClDevice
@@ -80,7 +80,7 @@ def test_rows_of_a_common_side_are_measured_once(
     assert stage_socs.take_rows(other, [one]) == 1
     own = Dataset.of("left8")
     assert set(own.tables()) == {"conv2d_cpu_gemm"}
-    assert [row.run for row in own.ops("conv2d_cpu_gemm").read()] == ["run1"]
+    assert [row.run for row in own.table("conv2d_cpu_gemm").read()] == ["run1"]
     assert other.soc.is_as_in(own.manifest()["soc"])
     run = own.manifest()["runs"]["run1"]
     assert run["anchors_ms"] == {"cpu": {OP: 1.0}}
@@ -91,8 +91,10 @@ def test_rows_of_a_common_side_are_measured_once(
 def _write_dataset(soc: LocalSoc) -> None:
     dataset = Dataset.of(soc.name)
     row = OpRow(op=OP, dim="H", share=1.0, part=OP, latency_ms=5, run="run1")
-    for name in ("conv2d_cpu_gemm", "conv2d_gpu_direct", "dispatch"):
-        dataset.ops(name).append(row)
+    for name in ("conv2d_cpu_gemm", "conv2d_gpu_direct"):
+        dataset.table(name).append(row)
+    dispatch = DispatchRow(processor="gpu", count=1, latency_ms=5, run="run1")
+    dataset.table("dispatch").append(dispatch)
     run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
     content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
     dataset.write_manifest(content)

@@ -39,7 +39,7 @@ def test_a_dataset_is_a_frame_of_all_its_rows(simulated: Dataset) -> None:
 def test_a_table_without_rows_is_counted(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "empty")
     data.write_manifest({"source": "measured", "runs": {}})
-    data.ops(GEMM).append()
+    data.table(GEMM).append()
     frame = codl.dataset("empty", tmp_path)
     assert len(frame) == 0
     assert frame.table.value_counts().to_dict() == {GEMM: 0}
@@ -61,7 +61,7 @@ def test_predictions_stand_beside_what_was_measured(
     models = model_set.load(SOC, "codl_linear", folder)
     assert set(frame.target) <= set(models.targets)
     gemm = frame[frame.target == GEMM]
-    rows = [row for row in simulated.ops(GEMM).read() if row.status == "ok"]
+    rows = [row for row in simulated.table(GEMM).read() if row.status == "ok"]
     assert gemm.latency_ms.tolist() == [row.latency_ms for row in rows]
     items = [read(GEMM, text) for text in gemm["item"]]
     np.testing.assert_array_equal(gemm.predicted_ms, models.latency_ms(GEMM, items))

@@ -22,11 +22,11 @@ from codl.ir.records.soc import PowerW, Soc
 from codl.machine import conditions as energy
 from codl.machine.conditions import (
     ConditionReader,
+    Meter,
     NvidiaGpu,
     Sensor,
     energy_mj,
     find_sensors,
-    metered,
 )
 from codl.machine.placement import LocalSoc, Placement
 from codl.machine.system_files import SystemFiles
@@ -257,8 +257,8 @@ def no_gpus() -> list[energy.NvidiaGpu]:
 
 
 def test_packages_and_batteries_are_found(root: Path) -> None:
-    found = find_sensors(SystemFiles(root), gpus=no_gpus)
-    names = {sensor.name: sensor for sensor in found.sensors}
+    found, unreadable = find_sensors(SystemFiles(root), gpus=no_gpus)
+    names = {sensor.name: sensor for sensor in found}
     assert set(names) == {"rapl package-0", "rapl package-1", "power_supply battery"}
     assert names["rapl package-0"].read() == pytest.approx(5.0)
     assert names["power_supply battery"].read() == pytest.approx(2.0)
@@ -266,21 +266,21 @@ def test_packages_and_batteries_are_found(root: Path) -> None:
         "cpu",
         "device",
     ]
-    assert found.unreadable == {}
+    assert unreadable == {}
 
 
 def test_what_cannot_be_read_says_why(root: Path) -> None:
     put(root / "sys/class/power_supply/battery", "", status="Charging")
     (root / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
-    found = find_sensors(SystemFiles(root), gpus=no_gpus)
-    assert [sensor.name for sensor in found.sensors] == ["rapl package-0"]
-    assert "only while discharging: Charging" in found.unreadable["power_supply battery"]
-    assert "energy_uj" in found.unreadable["rapl package-1"]
+    found, unreadable = find_sensors(SystemFiles(root), gpus=no_gpus)
+    assert [sensor.name for sensor in found] == ["rapl package-0"]
+    assert "only while discharging: Charging" in unreadable["power_supply battery"]
+    assert "energy_uj" in unreadable["rapl package-1"]
 
 
 def test_a_counter_that_begins_anew_is_counted_on(root: Path) -> None:
-    sensors = find_sensors(SystemFiles(root), gpus=no_gpus).sensors[:2]
-    with metered(sensors) as meter:
+    sensors = find_sensors(SystemFiles(root), gpus=no_gpus)[0][:2]
+    with Meter(sensors) as meter:
         put(root / "sys/class/powercap/intel-rapl:0", "", energy_uj=7_500_000)
         put(root / "sys/class/powercap/intel-rapl:1", "", energy_uj=1_000_000)  # from 10 J on again
     assert meter.joules["rapl package-0"] == pytest.approx(2.5)
@@ -303,9 +303,9 @@ def test_power_is_summed_up_over_time(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: float(len(watts))))
     sensors = [
         replace(sensor, read=read) if sensor.is_power else sensor
-        for sensor in find_sensors(SystemFiles(root), gpus=no_gpus).sensors
+        for sensor in find_sensors(SystemFiles(root), gpus=no_gpus)[0]
     ]
-    with metered(sensors) as meter:
+    with Meter(sensors) as meter:
         assert enough.wait(60)
     # The first reading begins the first second.
     expected = sum(0.5 * (one + next_) for one, next_ in pairwise(watts))

@@ -73,7 +73,7 @@ def test_every_variant_and_share_is_measured(target: Target, tmp_path: Path) -> 
     assert {"conv2d_cpu_winograd", "conv2d_cpu_gemm", "conv2d_cpu_direct"} <= names
     assert {"conv2d_gpu_direct", "pooling_cpu_direct_max", "pooling_gpu_direct_max"} <= names
     assert {"fc_cpu_gemv", "fc_gpu_direct", "data_sharing"} <= names
-    rows = dataset.ops("conv2d_cpu_gemm").read()
+    rows = dataset.table("conv2d_cpu_gemm").read()
     assert {(r.dim, r.share) for r in rows} == {("H", 0.5), ("OC", 0.5), ("H", 1.0)}
     assert all(r.source == "measured" and r.latency_ms > 0 for r in rows)
     half = next(r for r in rows if (r.dim, r.share) == ("H", 0.5))
@@ -197,7 +197,7 @@ def test_a_row_is_of_a_run_of_the_manifest(tmp_path: Path) -> None:
         OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0, run=run)
         for run in ("", "run1", "run77")
     ]
-    dataset.ops("x").append(*rows)
+    dataset.table("x").append(*rows)
     assert dataset.tables()["x"].read() == rows, "without a manifest nothing is known of runs"
     dataset.write_manifest({"source": "measured", "runs": {"run1": {}}})
     with pytest.raises(InvalidFileError, match=r"line 4: run must be .*, got 'run77'"):
@@ -217,9 +217,9 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
     done = Collection(target, dataset, tasks, rounds=QUICK).run()
     assert done.failed == sum(task.processor == "gpu" for task in tasks)
-    (row,) = dataset.ops("fc_gpu_direct").read()
+    (row,) = dataset.table("fc_gpu_direct").read()
     assert (row.status, row.reason) == ("failed", "out of resources")
-    (row,) = dataset.ops("fc_cpu_gemv").read()
+    (row,) = dataset.table("fc_cpu_gemv").read()
     assert row.status == "ok"
 
     def again() -> int:
@@ -228,7 +228,11 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     assert again()
     monkeypatch.undo()
     assert again()
-    assert [row.status for row in dataset.ops("fc_gpu_direct").read()] == ["failed", "failed", "ok"]
+    assert [row.status for row in dataset.table("fc_gpu_direct").read()] == [
+        "failed",
+        "failed",
+        "ok",
+    ]
     assert again() == 0
 
 

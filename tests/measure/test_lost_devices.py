@@ -186,7 +186,7 @@ def test_a_link_leads_nowhere(tmp_path: Path) -> None:
         (folder / name).symlink_to(outside)
     dataset = Dataset(folder)
     with pytest.raises(UnwritableFileError, match="Too many levels of symbolic links"):
-        dataset.ops("x").append(ROW)
+        dataset.table("x").append(ROW)
     dataset.write_manifest({})
     assert not outside.exists()
 

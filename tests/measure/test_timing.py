@@ -269,7 +269,7 @@ def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
     dataset.write_manifest({"source": "measured", "runs": runs})
     for run, share in (("run1", 0.5), ("run2", 1.0)):
         row = OpRow(op=to_text(OP), dim="H", share=share, part=to_text(OP), latency_ms=5, run=run)
-        dataset.ops("conv2d_cpu_gemm").append(row)
+        dataset.table("conv2d_cpu_gemm").append(row)
     found = {own.target: own for own in samples.read(dataset)[0]}
     assert found["conv2d_cpu_gemm"].latency_ms.tolist() == [5.0, 4.0]
 

@@ -155,7 +155,7 @@ def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path
     for layer in network.layers:
         for processor, speed in (("cpu", 1.0), ("gpu", 3.0)):
             for variant in registry.variants(layer.op, processor, SOC):  # type: ignore[arg-type]
-                table = dataset.ops(registry.target(variant, layer.op))
+                table = dataset.table(registry.target(variant, layer.op))
                 for share in (0.3, 0.7, 1.0):
                     row = OpRow(
                         op=to_text(layer.op),

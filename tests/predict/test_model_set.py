@@ -32,7 +32,7 @@ from codl.predict.training import TrainReport, train
 def test_loaded_predictors_predict_the_same(
     name: str, simulated: Dataset, trained: tuple[Path, TrainReport]
 ) -> None:
-    rows = [row for row in simulated.ops(GEMM).read() if row.status == "ok"]
+    rows = [row for row in simulated.table(GEMM).read() if row.status == "ok"]
     parts = [parse(row.part) for row in rows]
     feature_set = ESTIMATORS[name].feature_set
     table = features.table(feature_set, GEMM, parts, SOC)

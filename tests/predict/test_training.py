@@ -172,7 +172,7 @@ def test_parts_and_activations_shared_by_ops_are_held_out_together(tmp_path: Pat
         op = parse(f"conv2d in=1x64x28x28 {text}")
         for share in (0.25, 0.5, 1.0):
             part = op.restrict(split(op, "OC", share)[1])
-            data.ops(GEMM).append(op_row(op, "OC", share, part, law_ms(part)))
+            data.table(GEMM).append(op_row(op, "OC", share, part, law_ms(part)))
     report = train(SOC, data, predictors=["codl_linear"], folder=tmp_path / "p")
     assert {row.n_test for row in report.predictors if row.split == "shape"} == {0}
 
@@ -182,16 +182,18 @@ def test_datasets_that_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(InvalidFileError, match=r"no dataset here.*codl collect"):
         train(SOC, data, folder=tmp_path)
     op = parse("conv2d in=1x64x9x9 oc=64 kernel=3")
-    data.ops("conv2d_cpu_magic").append(op_row(op, "H", 1, op, 1.0))
+    data.table("conv2d_cpu_magic").append(op_row(op, "H", 1, op, 1.0))
     report = train(SOC, data, folder=tmp_path)
     assert report.predictors == ()
     assert "conv2d_cpu_magic" in report.notes[0]
     with pytest.raises(UnknownNameError, match="Did you mean 'codl_linear'"):
         train(SOC, data, predictors=["codl_liner"], folder=tmp_path)
-    data.sharing().append(SharingRow(direction="to_gpus", shape="1x2x3x4", latency_ms=1))
+    data.table("data_sharing").append(
+        SharingRow(direction="to_gpus", shape="1x2x3x4", latency_ms=1)
+    )
     with pytest.raises(InvalidFileError, match=r"t_data_sharing.csv.*Did you mean 'to_gpu'"):
         train(SOC, data, folder=tmp_path)
-    data.ops(GEMM).append(replace(op_row(op, "H", 1, op, 1.0), part="conv2d in=1x64"))
+    data.table(GEMM).append(replace(op_row(op, "H", 1, op, 1.0), part="conv2d in=1x64"))
     with pytest.raises(InvalidFileError, match=r"t_conv2d_cpu_gemm.csv, \('conv2d"):
         train(SOC, data, folder=tmp_path)
 
@@ -247,9 +249,9 @@ def test_ctrl_c_keeps_what_was_held_out_before(simulated: Dataset, tmp_path: Pat
 def test_where_packing_has_no_row_everything_else_is_trained(tmp_path: Path) -> None:
     """As where a collection of few samples ended before it came to it."""
     dataset = write_dataset(tmp_path / "data")
-    rows = [row for row in dataset.sharing().read() if row.direction != "store"]
-    dataset.sharing().path.unlink()
-    dataset.sharing().append(*rows)
+    rows = [row for row in dataset.table("data_sharing").read() if row.direction != "store"]
+    dataset.table("data_sharing").path.unlink()
+    dataset.table("data_sharing").append(*rows)
     text = to_text(next(conv_parts())[3])
     dataset.table("stage").append(
         StageRow(
@@ -285,11 +287,11 @@ def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
     data = Dataset(tmp_path / SOC.name)
     for op, dim, share, part in conv_parts(ops=6):
-        data.ops(GEMM).append(op_row(op, dim, share, part, 100.0))
+        data.table(GEMM).append(op_row(op, dim, share, part, 100.0))
         if part.kernel == (3, 3):  # type: ignore[attr-defined]
-            data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
+            data.table("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
     # Earlier versions wrote copies for muLayer, which are left alone.
-    data.ops("mulayer_conv2d_cpu").append(op_row(op, dim, share, part, 5.0))
+    data.table("mulayer_conv2d_cpu").append(op_row(op, dim, share, part, 5.0))
     train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
     stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
     assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}

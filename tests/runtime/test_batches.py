@@ -199,7 +199,7 @@ def test_the_ideal_of_a_batch_is_from_measurements_of_one_image(tmp_path: Path) 
                 latency_ms=latency_ms,
                 source="simulated",
             )
-            dataset.ops(registry.target(variant, one)).append(row)
+            dataset.table(registry.target(variant, one)).append(row)
     # One image on the CPU while the GPU does three; all four take the GPU 16 ms.
     assert ideal.bound(network, SOC, dataset).layers == (("conv", "N", 0.75, 12.0),)
 

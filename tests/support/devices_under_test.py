@@ -76,7 +76,7 @@ class MadeUp:
     def describe(self) -> TargetInfo:
         if self.lost:
             raise DeviceError(self.lost)
-        return TargetInfo(CpuFacts("Some CPU", self.examination.cores, 4, 1 << 19), ())
+        return TargetInfo(CpuFacts("Some CPU", self.examination.cores, 4, 1 << 19), {})
 
     def import_package(self, name: str) -> float:
         if name in self.broken:

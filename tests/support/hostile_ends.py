@@ -165,7 +165,6 @@ def check_readable(soc: LocalSoc) -> None:
 ASKED: Sequence[tuple[Callable[[RemoteTarget], object], Sequence[Any]]] = (
     (lambda target: target.probe(), [Probe]),
     (ask_soc, [Facts("machine")]),
-    (lambda target: target.clocks_mhz(), [Facts("clocks_mhz")]),
     (lambda target: target.conditions(), [Facts("conditions")]),
     (lambda target: target.measure(BATCH), [Measure]),
     (

@@ -447,7 +447,7 @@ def _dataset(folder: Path) -> Path:
     dataset = write_dataset(folder / SOC.name)
     for path in dataset.folder.glob("*.csv"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
-    run = {"clock_mhz": {"0": 1000.0}, "calibration": {"cpu": 1.0}, "protocol": {"statistic": "x"}}
+    run = {"calibration": {"cpu": 1.0}, "protocol": {"statistic": "x"}}
     dataset.write_manifest({"source": "measured", "soc": SOC.to_dict(), "runs": {"run1": run}})
     tuning_file.add(dataset, SOC, [])
     return dataset.folder

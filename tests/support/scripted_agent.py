@@ -67,11 +67,9 @@ class Scripted(DeviceDouble):
     def ask(self, request: Request[Any], on_event: EventHandler) -> Any:
         match request:
             case Facts("machine"):
-                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), ())
+                return TargetInfo(CpuFacts(self.soc.cpu.name, (0,), 4, 1 << 19), {})
             case Facts("conditions"):
                 return self.conditions()
-            case Facts("clocks_mhz"):
-                return self.clocks_mhz()
             case Measure(batch):
                 result = measured(batch, self.latency_ms, self.each, _faulty(on_event))
                 return result.anchors, result.conditions

@@ -83,21 +83,21 @@ def write_dataset(folder: Path) -> Dataset:
     """Simulated GEMM rows after the law with 1 % of noise, some failed; data sharing; one pool."""
     found = Dataset(folder)
     rng = np.random.default_rng(2)
-    table = found.ops(GEMM)
+    table = found.table(GEMM)
     for op, dim, share, part in conv_parts():
         table.append(op_row(op, dim, share, part, law_ms(part) * rng.normal(1, 0.01)))
     whole = parse("conv2d in=1x64x9x9 oc=64 kernel=3 pad=1")
     for share in (0.1, 0.2):
         table.append(op_row(whole, "H", share, whole, 0.0, status="failed"))
     for row in sharing_rows():
-        found.sharing().append(row)
+        found.table("data_sharing").append(row)
     pool = parse("pooling in=1x64x28x28 mode=max kernel=2 stride=2")
     for ratio in np.linspace(0.1, 0.8, 8):
         part = pool.restrict(split(pool, "H", float(ratio))[1])
         row = op_row(pool, "H", float(ratio), part, float(ratio))
-        found.ops("pooling_cpu_direct_max").append(row)
+        found.table("pooling_cpu_direct_max").append(row)
     fc = parse("fc in=1x64x1x1 oc=64")
-    found.ops("fc_cpu_gemv").append(op_row(fc, "H", 1.0, fc, 0.0, status="failed"))
+    found.table("fc_cpu_gemv").append(op_row(fc, "H", 1.0, fc, 0.0, status="failed"))
     return found
 
 

@@ -150,7 +150,7 @@ class SyntheticPredictors:
         if term in self.signals:
             return np.full(len(rows), self.signals[term])
         processor: Processor = "cpu" if side == "cpu" else "gpu"
-        return self.dispatch[processor].at([item.count for item in rows])
+        return self.dispatch[processor].at([item.number for item in rows])
 
     def _op_ms(self, target: str, op: Any) -> float:
         faster = self.gpu if "_gpu" in target else 1.0

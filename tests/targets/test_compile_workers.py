@@ -87,7 +87,7 @@ def test_what_workers_die_of_is_a_failed_row(
     with closing(LocalTarget(first_soc, workers=dying)) as target:
         done = Collection(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0)).run()
     assert done.left == 0
-    rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
+    rows = {row.op: row for row in dataset.table("conv2d_gpu_direct").read()}
     assert [row.status for row in rows.values()].count("failed") == 1
     (failed,) = (row for row in rows.values() if row.status == "failed")
     assert parse(failed.op) == OPS[1]

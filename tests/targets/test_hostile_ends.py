@@ -30,7 +30,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 def test_a_host_takes_or_refuses_whatever_an_agent_answers() -> None:
     answered, refused = fuzz_host(40 * len(ASKED))
-    assert answered > 340
+    assert answered > 310
     assert refused > 200
 
 

@@ -85,7 +85,7 @@ def _measured(network: Network, processor: Processor, soc: Soc, dataset: Dataset
     }
     factors = dataset.calibration()
     for name in sorted(tables):
-        for row in dataset.ops(name).read():
+        for row in dataset.table(name).read():
             if row.status == "ok":
                 key = (row.op, row.dim, row.share)
                 latency_ms = row.latency_ms / factors.get(row.run, {}).get(processor, 1.0)

@@ -73,14 +73,14 @@ def test_rows_of_a_phone() -> None:
     done = import_convs()
     assert (done.rows, done.failed, done.soc, done.source) == (16, 2, "redmi", "replayed")
     data = Dataset(Path("data/redmi"))
-    rows = data.ops("conv2d_cpu_replayed").read()
+    rows = data.table("conv2d_cpu_replayed").read()
     assert [row.latency_ms for row in rows] == pytest.approx([1.0, 1.1, 0.2, 0.3])
     assert [row.run for row in rows] == [f"import1/simulated-{run}" for run in "abbb"]
     assert rows[0].op == rows[1].op == rows[0].part
     assert {row.source for row in rows} == {"replayed"}
-    threads = data.ops("conv2d_cpu_replayed_threads1").read()
+    threads = data.table("conv2d_cpu_replayed_threads1").read()
     assert [row.latency_ms for row in threads] == pytest.approx([3.0, 3.0, 0.4, 0.9])
-    gpu = data.ops("conv2d_gpu_replayed").read()
+    gpu = data.table("conv2d_gpu_replayed").read()
     assert [row.status for row in gpu] == ["ok", "ok", "failed", "failed"]
     assert "no latency" in gpu[2].reason
     ops = [parse(row.op) for row in rows]
@@ -123,7 +123,7 @@ def test_transfers_are_added_and_nothing_twice() -> None:
         return import_tables([table], "redmi", mapping_file=mapping, root=Path("data"), resume=True)
 
     assert again().rows == 4
-    rows = Dataset(Path("data/redmi")).sharing().read()
+    rows = Dataset(Path("data/redmi")).table("data_sharing").read()
     found = {(row.direction, row.shape): row.latency_ms for row in rows}
     assert found == {
         ("to_gpu", "1x32x149x149"): 5.0,
@@ -134,7 +134,7 @@ def test_transfers_are_added_and_nothing_twice() -> None:
     assert list(Dataset(Path("data/redmi")).manifest()["runs"]) == ["import1", "import2"]
     with pytest.raises(CodlError, match=r"trans.csv was imported .* before, as import2"):
         again()
-    assert len(Dataset(Path("data/redmi")).sharing().read()) == 4
+    assert len(Dataset(Path("data/redmi")).table("data_sharing").read()) == 4
 
 
 def test_a_column_for_each_device() -> None:
@@ -269,7 +269,7 @@ def test_units_filters_and_padding_columns() -> None:
         "c,h,w,p,good,t\n8,7,5,1,yes,0.002\n8,7,5,1,no,1\n8,7,5,1,1,0.004\n", mapping
     )
     assert (done.rows, dict(done.skipped)) == (2, {"the mapping's `where` leaves it out": 1})
-    rows = Dataset(Path("data/phone")).ops("conv2d_gpu_replayed").read()
+    rows = Dataset(Path("data/phone")).table("conv2d_gpu_replayed").read()
     assert [row.latency_ms for row in rows] == pytest.approx([2.0, 4.0])
     assert rows[0].op == "conv2d in=1x8x7x5 oc=8 kernel=3x3 pad=1"
     with pytest.raises(InvalidFileError, match=r"pad gives an output of 1x8x5x3, .* say 1x8x7x5"):
@@ -303,7 +303,7 @@ def test_parts_of_an_op_belong_to_the_whole() -> None:
     lines = ("1,0.0,10,10,16,32", "1,0.2,8,10,16,32", "4,0.25,10,10,16,24", "1,0.5,30,30,16,32")
     text = "\n".join([PARTS, *(f"NET,2.5,0,0,0,0,{line},3,3,1,1,1,1" for line in lines)])
     data = original("t_conv2d_cpu_direct_20220110.csv", text)
-    rows = data.ops("conv2d_cpu_replayed").read()
+    rows = data.table("conv2d_cpu_replayed").read()
     whole = "conv2d in=1x16x10x10 oc=32 kernel=3x3"
     assert [(row.op, row.dim, row.share) for row in rows[:3]] == [
         (whole, "H", 1.0),
@@ -319,19 +319,19 @@ def test_parts_of_an_op_belong_to_the_whole() -> None:
 def test_blocks_and_products_become_ops() -> None:
     gpu = "CNN,COMP,T_WARP,T_WARP_ICB,SD_COMP,PDIM,PRATIO,OH,OWB,ICB,OCB,KS,S,N_WARP"
     data = original("t_conv2d_gpu_direct.csv", f"{gpu}\nNET,1.5,0,0,0,1,1.0,14,3,4,8,3,2,9\n")
-    (row,) = data.ops("conv2d_gpu_replayed").read()
+    (row,) = data.table("conv2d_gpu_replayed").read()
     assert str(parse(row.op).output) == "1x32x14x15"
     assert row.op == "conv2d in=1x16x29x31 oc=32 kernel=3x3 stride=2x2"
     gemm = "CNN,PACK_LB,PACK_RB,COMP,SD,PDIM,PRATIO,M,K,N\nNET,0,0.5,2,0,1,0.0,64,32,196\n"
     data = original("t_conv2d_cpu_gemm_1.csv", gemm, resume=True)
-    (row,) = data.ops("conv2d_cpu_replayed").read()
+    (row,) = data.table("conv2d_cpu_replayed").read()
     assert (row.op, row.latency_ms) == ("conv2d in=1x32x1x196 oc=64 kernel=1x1", 2.5)
 
 
 def test_data_sharing_of_the_original() -> None:
     head = "T_DT_IN,T_MAP_IN,T_MAP_OUT,T_SYNC,T_UNMAP_IN,T_UNMAP_OUT,T_DT_OUT,T_SYNC_2,"
     text = f"{head}IH,IW,IC,OH,OW,OC,DATA_IN,DATA_OUT\n1,2,3,4,5,6,7,0,8,9,10,4,5,6,720,120\n"
-    rows = original("t_data_sharing.csv", text).sharing().read()
+    rows = original("t_data_sharing.csv", text).table("data_sharing").read()
     assert [(r.direction, r.shape, r.latency_ms) for r in rows] == [
         ("to_cpu", "1x10x8x9", 12.0),
         ("to_gpu", "1x6x4x5", 16.0),
@@ -344,7 +344,7 @@ def test_lines_with_more_values_than_names() -> None:
     head = "T_DT_IN,T_MAP_IN,T_MAP_OUT,T_SYNC,T_UNMAP_IN,T_UNMAP_OUT,T_DT_OUT,T_SYNC_2,"
     line = "1,2,3,4,5,6,7,0,90,91,92,93,94,95,96,97,1,0.5,8,9,10,4,5,6,720,120"
     text = f"{head}IH,IW,IC,OH,OW,OC,DATA_IN,DATA_OUT\n{line}\n"
-    rows = original("t_data_sharing.csv", text).sharing().read()
+    rows = original("t_data_sharing.csv", text).table("data_sharing").read()
     assert [(r.direction, r.shape, r.latency_ms) for r in rows] == [
         ("to_cpu", "1x10x8x9", 12.0),
         ("to_gpu", "1x6x4x5", 16.0),
@@ -352,7 +352,7 @@ def test_lines_with_more_values_than_names() -> None:
     head = "CNN,T_OP,IH,IW,IC,OC,KH,KW,SH,SW,DH,DW,FLOPS,PARAMS"
     text = f"{head}\nNET,2.5,3.1,4,0.5,10,10,16,16,3,3,1,1,1,1,9,9\n"
     data = original("t_op_cpu_winograd_20220301.csv", text, resume=True)
-    (row,) = data.ops("conv2d_cpu_replayed").read()
+    (row,) = data.table("conv2d_cpu_replayed").read()
     assert (row.part, row.dim, row.share) == ("conv2d in=1x16x10x10 oc=16 kernel=3x3", "OC", 0.5)
     bad = f"{head}\nNET,2.5,3.1,1,0,10,10,16,16\n"
     with pytest.raises(InvalidFileError, match="line 2: expected 14 values"):
@@ -371,7 +371,7 @@ def test_the_terms_of_winograd_are_one_op() -> None:
         "26,26,16,24,24,32,26,26,24,24,6,4,8,16,32,16,16,8,4,8,1,1"
     )
     data = original("t_conv2d_cpu_winograd_combined.csv", f"{head}\n{line}\n")
-    (row,) = data.ops("conv2d_cpu_replayed").read()
+    (row,) = data.table("conv2d_cpu_replayed").read()
     assert row.op == "conv2d in=1x16x26x26 oc=32 kernel=3x3"
     assert str(parse(row.op).output) == "1x32x24x24"
     assert row.latency_ms == 0.25 + 1 + 64 * 0.125 + 2

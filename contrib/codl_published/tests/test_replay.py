@@ -37,7 +37,7 @@ from codl_published.replay import ReplayTarget
 OTHER = ("--datasets", "other")
 #: What a replay answers; everything else of the protocol has to run, or to look at a machine.
 ANSWERED = {
-    "serial", "soc", "replays", "can_measure", "clocks_mhz", "conditions",
+    "serial", "soc", "replays", "can_measure", "conditions",
     "measure",
 }  # fmt: skip
 #: Two runs; the second one's machine was slower.
@@ -47,7 +47,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "created": "2026-11-01T10:00:00+00:00",
         "ended": "2026-11-01T10:01:40+00:00",
         "placement": {"icd": "some-driver", "cpu_cores": [0, 1]},
-        "clock_mhz": {"cpu0": 2400.0},
         "conditions": asdict(Conditions(temperature_c=95.0, throttled=("cpu",))),
         "calibration": {"cpu": 1.0, "gpu": 1.0},
     },
@@ -71,8 +70,8 @@ def tasks(recorded: Dataset) -> list[Task]:
 def tasks_of(dataset: Dataset) -> list[Task]:
     """What its rows of convolutions and of data sharing were measured for."""
     known = {(to_text(t.op), t.dim, t.share): t for t in conv_tasks()}
-    found: list[Task] = [replace(known[row.key], tables=(GEMM,)) for row in ok(dataset.ops(GEMM))]
-    for row in dataset.sharing().read():
+    found: list[Task] = [replace(known[row.key], tables=(GEMM,)) for row in ok(dataset.table(GEMM))]
+    for row in dataset.table("data_sharing").read():
         storage = STORAGES[row.layout]
         found.append(SharingTask(row.direction, shape_of(row.shape), storage))  # type: ignore[arg-type]
     return found
@@ -105,8 +104,8 @@ def plain(rows: list[Any]) -> dict[tuple[Any, ...], Row]:
 def copied(recorded: Dataset, folder: Path, runs: dict[str, Any], run: str = "run1") -> Dataset:
     """The recording with runs in its manifest; every second row is of the second run."""
     dataset = Dataset(folder / SOC.name)
-    rows = [replace(row, run=run) for row in ok(recorded.ops(GEMM))]
-    dataset.ops(GEMM).append(*rows)
+    rows = [replace(row, run=run) for row in ok(recorded.table(GEMM))]
+    dataset.table(GEMM).append(*rows)
     dataset.write_manifest({"source": "measured", "soc": SOC.to_dict(), "runs": runs})
     return dataset
 
@@ -116,9 +115,11 @@ def test_a_collection_writes_the_same_rows_again(
 ) -> None:
     done, dataset = again(recorded, tmp_path, tasks)
     assert (done.rows, done.failed, done.left, done.stopped) == (len(tasks), 0, 0, "done")
-    assert plain(dataset.ops(GEMM).read()) == plain(recorded.ops(GEMM).read())
-    assert plain(dataset.sharing().read()) == plain(recorded.sharing().read())
-    rows = [*dataset.ops(GEMM).read(), *dataset.sharing().read()]
+    assert plain(dataset.table(GEMM).read()) == plain(recorded.table(GEMM).read())
+    assert plain(dataset.table("data_sharing").read()) == plain(
+        recorded.table("data_sharing").read()
+    )
+    rows = [*dataset.table(GEMM).read(), *dataset.table("data_sharing").read()]
     assert {(row.source, row.run) for row in rows} == {("replayed", "run1")}
 
 
@@ -142,7 +143,7 @@ def test_what_the_dataset_lacks_is_a_failed_row(
     assert isinstance(first, OpTask)
     lacking = [replace(first, share=0.123), replace(first, part=first.op, share=0.25, dim="H")]
     done, dataset = again(recorded, tmp_path, [first, *lacking])
-    rows = {row.key: row for row in dataset.ops(GEMM).read()}
+    rows = {row.key: row for row in dataset.table(GEMM).read()}
     assert (done.rows, done.failed, done.left) == (3, 2, 0)
     assert [rows[task.key].status for task in lacking] == ["failed"] * 2
     assert "no row of this" in rows[lacking[0].key].reason
@@ -159,7 +160,7 @@ def test_samples_and_resuming(recorded: Dataset, tasks: list[Task], tmp_path: Pa
         again(recorded, tmp_path, tasks)
     rest, _ = again(recorded, tmp_path, tasks, resume=True)
     assert (rest.rows, rest.skipped, rest.left) == (len(tasks) - 7, 7, 0)
-    assert plain(dataset.ops(GEMM).read()) == plain(recorded.ops(GEMM).read())
+    assert plain(dataset.table(GEMM).read()) == plain(recorded.table(GEMM).read())
 
 
 def test_a_budget_counts_what_measuring_took(recorded: Dataset, tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_rows_are_those_of_the_first_runs_machine(recorded: Dataset, tmp_path: P
     task = conv_tasks()[0]
     batch = MeasureBatch((task,), "new", Rounds(), Tuning(), 10.0, {}, {})
     (found,) = replayed(dataset).measure(batch).measurements
-    recorded_ms = {row.key: row.latency_ms for row in dataset.ops(GEMM).read()}[task.key]
+    recorded_ms = {row.key: row.latency_ms for row in dataset.table(GEMM).read()}[task.key]
     assert found.row.latency_ms == pytest.approx(recorded_ms / 1.25)
 
 
@@ -189,16 +190,15 @@ def test_conditions_clocks_and_anchors_are_the_recorded_ones(
 ) -> None:
     runs = {"run1": {**RUNS["run1"], "anchors_ms": {"cpu": {"a": 1.5}}}}
     dataset = copied(recorded, tmp_path / "a", runs)
-    hot = [replace(row, temperature_c=91.0, cpu_mhz=900.0) for row in dataset.ops(GEMM).read()]
-    dataset.ops(GEMM).path.unlink()
-    dataset.ops(GEMM).append(*hot)
+    hot = [replace(row, temperature_c=91.0, cpu_mhz=900.0) for row in dataset.table(GEMM).read()]
+    dataset.table(GEMM).path.unlink()
+    dataset.table(GEMM).append(*hot)
     target = replayed(dataset)
-    assert target.clocks_mhz() == {"cpu0": 2400.0}
     assert (target.conditions().temperature_c, target.conditions().throttled) == (None, ())
     tasks: list[Task] = [t for t in tasks_of(dataset) if isinstance(t, OpTask)]
     _, first = again(dataset, tmp_path / "b", tasks, samples=100)
     _, _ = again(dataset, tmp_path / "b", tasks, resume=True)
-    rows = first.ops(GEMM).read()
+    rows = first.table(GEMM).read()
     assert {(row.temperature_c, row.cpu_mhz) for row in rows} == {(91.0, 900.0)}
     found = first.manifest()["runs"].values()
     assert [run["anchors_ms"] for run in found] == [{"cpu": {"a": 1.5}}] * 2
@@ -223,7 +223,7 @@ def test_another_soc_is_refused(recorded: Dataset, tasks: list[Task], tmp_path: 
         Collection(target, Dataset.of("other", tmp_path), tasks).run()
     assert not (tmp_path / "other").exists()
     described = replace(SOC, description="said otherwise")
-    assert ReplayTarget(target.serial, described).clocks_mhz() == {}
+    assert ReplayTarget(target.serial, described).conditions().cpu_mhz is None
 
 
 def protocol_methods() -> list[str]:
@@ -270,12 +270,12 @@ def test_it_has_no_soc_of_its_own(recorded: Dataset) -> None:
 
 
 def _cut(dataset: Dataset) -> None:
-    path = dataset.ops(GEMM).path
+    path = dataset.table(GEMM).path
     path.write_bytes(path.read_bytes()[:-9])
 
 
 def _in_quotes(dataset: Dataset) -> None:
-    path = dataset.ops(GEMM).path
+    path = dataset.table(GEMM).path
     path.write_bytes(path.read_bytes() + b'"conv2d\n')
 
 
@@ -284,7 +284,7 @@ def _rewrite(**changes: Any) -> Callable[[Dataset], None]:
 
 
 def _columns(dataset: Dataset) -> None:
-    path = dataset.ops(GEMM).path
+    path = dataset.table(GEMM).path
     path.write_text(path.read_text().replace("latency_ms", "latency_us", 1))
 
 
@@ -299,15 +299,15 @@ BROKEN: dict[str, tuple[Callable[[Dataset], Any], str]] = {
     "no rows": (_no_rows, "no rows"),
     "cut": (_cut, "last line is cut"),
     "cut in quotes": (_in_quotes, "not CSV"),
-    "binary": (lambda own: own.ops(GEMM).path.write_bytes(b"\xff\xfe\n"), "not CSV"),
+    "binary": (lambda own: own.table(GEMM).path.write_bytes(b"\xff\xfe\n"), "not CSV"),
     "columns": (_columns, "the columns latency_ms are missing; it has"),
     "cut manifest": (lambda own: own.manifest_path.write_text('{"soc": {'), "not JSON"),
     "binary manifest": (lambda own: own.manifest_path.write_bytes(b"\xff"), "not JSON"),
     "deep manifest": (lambda own: own.manifest_path.write_text("[" * 200_000), "not JSON"),
-    "list": (lambda own: own.manifest_path.write_text("[1]"), "JSON object"),
+    "list": (lambda own: own.manifest_path.write_text("[1]"), "expected object"),
     "soc": (_rewrite(soc=[]), "not a dataset's manifest"),
     "newer soc": (_rewrite(soc={**SOC.to_dict(), "npu": {}}), "npu"),
-    "runs": (_rewrite(runs=["run1"]), "runs: must be a JSON object"),
+    "runs": (_rewrite(runs=["run1"]), "runs: expected object"),
     "calibration": (_rewrite(runs={"run1": {"calibration": {"cpu": 0}}}), "calibration"),
     "time": (_rewrite(runs={"run1": {"created": "yesterday"}}), "created"),
 }
@@ -350,13 +350,13 @@ def test_hostile_folders_are_paths(
     serial = f"replay:{text}"
     assert transport_of(serial).pattern == "replay:DIR"
     with pytest.raises(InvalidFileError, match="no dataset here"):
-        connect(serial).clocks_mhz()
+        connect(serial).conditions()
     if ".." in text:
         return
     shutil.copytree(recorded.folder, Path(text))
     lacking = replace(conv_tasks()[0], share=0.123)
     Collection(connect(serial, SOC), Dataset(Path("out")), [lacking, conv_tasks()[0]]).run()
-    assert [row.status for row in Dataset(Path("out")).ops(GEMM).read()] == ["failed", "ok"]
+    assert [row.status for row in Dataset(Path("out")).table(GEMM).read()] == ["failed", "ok"]
 
 
 # The command line.
@@ -390,11 +390,11 @@ def test_collect_by_command(place: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["left"] == 0
     written = Dataset.of(SOC.name, Path("other"))
-    good = written.ops(GEMM).read()
+    good = written.table(GEMM).read()
     assert [*written.tables()] == [GEMM]
     assert {(row.status, row.source) for row in good} == {("ok", "replayed")}
     assert len(good) == 4
-    known = plain(Dataset.of(SOC.name).ops(GEMM).read())
+    known = plain(Dataset.of(SOC.name).table(GEMM).read())
     assert plain(good) == {row.key: known[row.key] for row in good}
 
 
@@ -445,7 +445,7 @@ def test_commands_that_run_something_refuse(place: Path, words: list[str]) -> No
 def test_an_imported_soc_is_replayed_too(recorded: Dataset, tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "in")
     row = SharingRow(direction="to_gpu", shape="1x8x8x8", latency_ms=1.0, source="replayed")
-    dataset.sharing().append(row)
+    dataset.table("data_sharing").append(row)
     dataset.write_manifest({"source": "replayed", "soc": REPLAYED.to_dict(), "runs": {}})
     target = ReplayTarget(f"replay:{dataset.folder}", REPLAYED)
     task = SharingTask("to_gpu", shape_of("1x8x8x8"))
