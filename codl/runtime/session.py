@@ -23,8 +23,6 @@ from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline,
 from codl.runtime.opencl import OpenClDevice, host_device
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from codl.runtime.limited import PacedQueue, SplitLaunches
 
 
@@ -144,11 +142,6 @@ class Session:
                 action.profile(timeline)
             self._device.finish()
             return timeline.spans()
-
-    def device_memory(self, buffer: int) -> cl.MemoryObject:
-        """The device memory of a buffer."""
-        self._open()
-        return self._handles.memory[buffer].argument
 
     def stage(self, label: str) -> list[Action]:
         """The actions of all stages with this label, for separate runs."""
