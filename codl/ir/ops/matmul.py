@@ -293,11 +293,8 @@ class FullyConnected(Op):
         return replace(self, inputs=inputs, out_channels=part.channels.size)
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        flat = inputs[0].reshape(self.input.n, -1)
-        out: Values = flat @ weights["weight"].astype(np.float64).T + weights["bias"].astype(
-            np.float64
-        )
-        return out
+        weight, bias = (weights[name].astype(np.float64) for name in ("weight", "bias"))
+        return np.asarray(inputs[0].reshape(self.input.n, -1) @ weight.T + bias)
 
 
 #: Axes of heads and tokens. Operands are (images, heads, tokens, features); a bias ends in keys.
