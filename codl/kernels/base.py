@@ -92,8 +92,6 @@ class KernelLaunch:
     local_size: tuple[int, ...] | None = None
     #: The number of its first image, in a plan for a whole batch.
     image: int = 0
-    #: Parameter names of the number arguments, where given; "" for other arguments.
-    names: tuple[str, ...] = ()
     #: Work-items with work in each dimension; () where not given.
     used: tuple[int, ...] = ()
 

@@ -136,11 +136,10 @@ def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLa
 
     The names are the kernel's parameters, in order; a column must have length 1.
     """
-    numbers = (_number(value) for value in named.values())
-    names = (*("" for _ in args), *named)
     used = sizes[2] if len(sizes) == 3 else ()
-    all_args = (*args, *numbers)
-    return KernelLaunch(kernel, sizes[0], all_args, sizes[1], names=names, used=used)
+    return KernelLaunch(
+        kernel, sizes[0], (*args, *map(_number, named.values())), sizes[1], used=used
+    )
 
 
 def _number(value: Any) -> Any:

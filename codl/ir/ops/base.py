@@ -139,8 +139,6 @@ class Op:
     is_light: ClassVar[bool] = False
     #: Whether kernels take dense arrays: no blocks of channels, cuts anywhere.
     is_dense: ClassVar[bool] = False
-    #: Whether the op is also measured for several images, as a main part of networks.
-    is_batched: ClassVar[bool] = False
     #: Columns of this kind, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 

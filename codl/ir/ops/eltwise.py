@@ -137,7 +137,6 @@ class Eltwise(Op):
         "eltwise in=1x64x14x14 mode=exp",
     )
     is_light: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = EltwiseColumns
     inner_dims = ("H", "OC")
     carries_channels = True

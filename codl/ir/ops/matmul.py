@@ -255,7 +255,6 @@ class FullyConnected(Op):
     kind: ClassVar[str] = "fc"
     examples: ClassVar[tuple[str, ...]] = ("fc in=1x64x1x1 oc=64",)
     is_product: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = FcColumns
     inner_dims = ("OC",)
     synthetic_group = SyntheticGroup("fc", 5)
