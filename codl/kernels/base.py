@@ -136,10 +136,6 @@ class KernelPlan:
     def storage(self, tensor: TensorArg) -> Storage:
         return self.storages.get(tensor, BLOCKED)
 
-    def wide(self) -> KernelPlan:
-        """The plan with 64-bit offsets, for tensors with more elements than 32 bits count."""
-        return replace(self, defines={**self.defines, "WIDE": 1})
-
     def adding(self) -> KernelPlan:
         """The plan with a second input, a residual, added before the activation.
 

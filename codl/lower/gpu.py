@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -210,7 +210,7 @@ class KernelLowering:
         sizes = [tensor.bytes for tensor, _ in tensors.values()]
         sizes += [size for size in plan.scratch.values() if isinstance(size, int)]
         if max(sizes, default=0) >= MOST_BYTES:
-            plan = plan.wide()
+            plan = replace(plan, defines={**plan.defines, "WIDE": 1})
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
         program = self._assembly.program(plan)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
-import yaml
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.files import HOME, inside, shipped
@@ -207,10 +206,6 @@ class PublishedSoc:
             content = {"name": content.pop("name"), "clusters": known, **content}
         return {key: value for key, value in content.items() if value is not None}
 
-    def to_yaml(self) -> str:
-        """The text of the SoC file."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100, allow_unicode=True)
-
     @property
     def missing(self) -> list[str]:
         """Keys such as `gpu.driver` that a `Soc` requires and that are unpublished."""
@@ -324,10 +319,6 @@ class Soc:
     def is_as_in(self, content: Any) -> bool:
         """Whether a dataset's SoC equals this one in all keys that affect latencies."""
         return isinstance(content, dict) and decisive(content) == decisive(self.to_dict())
-
-    def to_yaml(self) -> str:
-        """The text of the SoC file."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
 
     def save(self, path: Path) -> Path:
         """Write the SoC file atomically, and make its folder."""
