@@ -272,8 +272,8 @@ class _Checker:
             self._must(is_right, at, what, command.buffer)
             self._mapped ^= {command.buffer}
         elif isinstance(command, ex.Wait):
-            event, what = command.event, "event that nothing before signals"
-            self._must(event in self._signalled, at, what, event)
+            what, is_coming = "event that nothing before signals", command.event in self._signalled
+            self._must(is_coming, at, what, command.event)
             self._signalled.remove(command.event)
         if (event := getattr(command, "signals", None)) is not None:
             self._must(event not in self._signalled, at, "event that is signalled already", event)

@@ -164,7 +164,7 @@ class Library:
     def _resolver(self, path: str) -> Address:
         file = self._file
         if hasattr(file, "clGetPlatformIDs"):
-            return lambda name: ctypes.cast(getattr(file, name, None), pointer).value or 0
+            return lambda name: ctypes.cast(getattr(file, name, 0), pointer).value or 0
         if hasattr(file, "loadOpenCLPointer"):  # a Pixel's
             file.enableOpenCL()
             load = file.loadOpenCLPointer
