@@ -185,7 +185,7 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
         executable = session.executable
         held = {tensor.buffer for tensor in executable.tensors}
         for number in sorted({*range(len(executable.buffers))} - held):  # scratch of kernels
-            spoil(gpu, session.device_memory(number))
+            spoil(gpu, session._handles.memory[number].argument)
         for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
             np.copyto(session.inputs[name], value)
         session.run()

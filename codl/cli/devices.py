@@ -144,7 +144,7 @@ def detect_soc(job: DetectSoc, out: JsonOutput) -> None:
 
 
 def soc_yaml(soc: Soc | PublishedSoc) -> Syntax:
-    text = soc.to_yaml()
+    text = yaml.safe_dump(soc.to_dict(), sort_keys=False, width=100, allow_unicode=True)
     if isinstance(soc, LocalSoc):
         text += yaml.safe_dump({"placement": soc.placement.to_dict()}, sort_keys=False)
     return Syntax(text.rstrip(), "yaml", background_color="default")

@@ -103,9 +103,9 @@ class Engine:
     #: True if the engine continues on the CPU after a GPU failure.
     _recovers = False
     #: Resources that are closed with the engine, such as its target.
-    _owned: ExitStack | None = None
-    #: Makes the engines of streams; with None, this engine alone runs their frames.
-    _make_lanes: Callable[[Engine], Lanes] | None = None
+    owned: ExitStack | None = None
+    #: Makes the engines of the first stream; with None, this engine alone runs the frames.
+    make_lanes: Callable[[Engine], Lanes] | None = None
     _lanes: Lanes | None = None
 
     @classmethod
@@ -206,13 +206,9 @@ class Engine:
         with self.loaded.lock:
             if self._lanes is None:
                 alone = {self.plan.strategy: self}
-                make = self._make_lanes
+                make = self.make_lanes
                 self._lanes = self.lanes_of(alone, 2) if make is None else make(self)
             return self._lanes
-
-    def streams_by(self, make: Callable[[Engine], Lanes]) -> None:
-        """Let `make` create the engines of streams when the first stream begins."""
-        self._make_lanes = make
 
     def lanes_of(self, engines: Mapping[str, Engine], in_flight: int) -> Lanes:
         """Lanes of engines of this network, given by name, the fastest first."""
@@ -327,19 +323,19 @@ class Engine:
                 try:
                     loaded.run()
                 except DeviceError as error:
-                    self._recover(loaded, error)
+                    self.recover(error, loaded)
                     self.loaded.run()
             for name, array in (self._outputs or {}).items():
                 np.copyto(array, self.loaded.outputs[name].reshape(array.shape))
             if self._adapter is not None and not self._nonfinite:
                 self._adapter.after_run(self)
 
-    def recover(self, why: DeviceError) -> None:
-        """Continue without the failed GPU; raises `why` if the engine cannot recover."""
-        self._recover(self.loaded, why)
+    def recover(self, why: DeviceError, failed: Loaded | None = None) -> None:
+        """Continue without the failed GPU; raises `why` if the engine cannot recover.
 
-    def _recover(self, failed: Loaded, why: DeviceError) -> None:
-        """Move to the CPU unless another thread already did; else raises `why`."""
+        Does nothing if another thread has replaced the executable that `failed`.
+        """
+        failed = failed or self.loaded
         with failed.lock:
             if self.loaded is not failed:
                 return
@@ -410,7 +406,7 @@ class Engine:
         try:
             profiles = [loaded.profile(layers=layers) for _ in range(runs)]
         except DeviceError as error:
-            self._recover(loaded, error)
+            self.recover(error, loaded)
             profiles = [self.loaded.profile(layers=layers) for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
@@ -431,12 +427,8 @@ class Engine:
         if self._in_onnxruntime is not None:
             self._in_onnxruntime.close()
         self.loaded.close()
-        if self._owned is not None:
-            self._owned.close()
-
-    def owns(self, resources: ExitStack) -> None:
-        """Close these resources with the engine."""
-        self._owned = resources
+        if self.owned is not None:
+            self.owned.close()
 
     def __enter__(self) -> Engine:
         return self

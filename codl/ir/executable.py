@@ -13,7 +13,7 @@ the CPU's arrays are planar float32 tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
 
@@ -46,11 +46,6 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def pixels(self) -> int:
         """Pixels of one channel, or of one block of channels, of one image."""
         return self.held.rows.size * self.shape.w
-
-    @property
-    def image_stride(self) -> int:
-        """Pixels from an image to the next, over all blocks of channels; not for an `image`."""
-        return self.blocks * self.pixels
 
     @property
     def bytes(self) -> int:
@@ -398,10 +393,6 @@ class Refusal(Record, frozen=True):
     variant: str
     choice: dict[str, int] | None
     reason: str
-
-    def is_of(self, label: str, variant: str, choice: Mapping[str, int] | None) -> bool:
-        kernels = (self.label, self.variant, self.choice)
-        return kernels == (label, variant, None if choice is None else dict(choice))
 
     def __str__(self) -> str:
         return f"{self.variant}: {self.reason}"

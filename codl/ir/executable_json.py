@@ -127,13 +127,13 @@ class _Checker:
         for part, check_one in parts.items():
             for number, one in enumerate(getattr(executable, part)):
                 check_one(one, f"{part}[{number}]")
-        before = set(self._mapped), set(self._signalled)
+        mapped, signalled = set(self._mapped), set(self._signalled)
         for number, stage in enumerate(executable.stages):
             for index, command in enumerate(stage.commands):
                 self._command(command, f"stages[{number}].commands[{index}]")
-        self._must(self._mapped == before[0], "stages", "mapped buffers at the end", self._mapped)
-        is_alike = self._signalled == before[1]
-        self._must(is_alike, "stages", "events that nothing waited for", self._signalled)
+        ends = (self._mapped, mapped, "mapped"), (self._signalled, signalled, "signalled")
+        for now, before, what in ends:
+            self._must(now == before, "stages", f"buffers or events still {what} at the end", now)
         for name, port in (*executable.inputs.items(), *executable.outputs.items()):
             at = f"the port {name!r}"
             held = self._entry(executable.tensors, port.tensor, at, "tensor")
@@ -150,8 +150,7 @@ class _Checker:
             sizes = (buffer.image.width, buffer.image.height)
             self._must(buffer.place == "gpu", at, "place of an image", buffer.place)
             self._must(all(0 < size < 1 << 20 for size in sizes), at, "image size", sizes)
-            is_inside = buffer.image.bytes <= buffer.bytes
-            self._must(is_inside, at, "bytes of an image", buffer.bytes)
+            self._must(buffer.image.bytes <= buffer.bytes, at, "bytes of an image", buffer.bytes)
 
     def _tensor(self, tensor: ex.Tensor, at: str) -> None:
         buffer = self._entry(self._executable.buffers, tensor.buffer, at, "buffer")
@@ -253,7 +252,6 @@ class _Checker:
         if (step := getattr(command, "step", None)) is not None:
             self._entry(executable.steps, step, at, "step")
         if isinstance(command, ex.Launch):
-            self._kernel(command, at)
             self._launch(command, at)
         elif isinstance(command, ex.RunNet):
             net: ex.Net = self._entry(executable.nets, command.net, at, "net")
@@ -274,15 +272,21 @@ class _Checker:
             self._must(is_right, at, what, command.buffer)
             self._mapped ^= {command.buffer}
         elif isinstance(command, ex.Wait):
-            is_coming = command.event in self._signalled
-            self._must(is_coming, at, "event that nothing before signals", command.event)
+            what, is_coming = "event that nothing before signals", command.event in self._signalled
+            self._must(is_coming, at, what, command.event)
             self._signalled.remove(command.event)
         if (event := getattr(command, "signals", None)) is not None:
-            is_new = event not in self._signalled
-            self._must(is_new, at, "event that is signalled already", event)
+            self._must(event not in self._signalled, at, "event that is signalled already", event)
             self._signalled.add(event)
 
     def _launch(self, launch: ex.Launch, at: str) -> None:
+        name = launch.kernel
+        program = self._entry(self._executable.programs, launch.program, at, "program")
+        if (program.text, name) not in self._kernels:
+            self._match(IDENTIFIER, name, at, "kernel")
+            is_there = re.search(rf"\b{name}\b", self._executable.texts[program.text])
+            self._must(is_there is not None, at, f"kernel that {program.name} has not", name)
+            self._kernels.add((program.text, name))
         sizes, local = launch.global_size, launch.local_size
         is_sound = 1 <= len(sizes) <= 3 and all(0 < size < 1 << 31 for size in sizes)
         self._must(is_sound and prod(sizes) < MOST_WORK_ITEMS, at, "global size", sizes)
@@ -298,15 +302,6 @@ class _Checker:
             said = {(access.tensor, access.region) for access in (*step.reads, step.writes)}
             touched = {(a.tensor, a.region) for a in launch.args if isinstance(a, ex.Slice)}
             self._must(touched <= said, at, "regions that its step has not", touched - said)
-
-    def _kernel(self, command: ex.Launch, at: str) -> None:
-        name = command.kernel
-        program = self._entry(self._executable.programs, command.program, at, "program")
-        if (program.text, name) not in self._kernels:
-            self._match(IDENTIFIER, name, at, "kernel")
-            is_there = re.search(rf"\b{name}\b", self._executable.texts[program.text])
-            self._must(is_there is not None, at, f"kernel that {program.name} has not", name)
-            self._kernels.add((program.text, name))
 
     def _argument(self, arg: ex.Argument, at: str) -> None:
         if isinstance(arg, ex.Slice):

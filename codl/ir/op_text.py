@@ -26,6 +26,8 @@ ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "c
 STEPS = ("kernel", "stride", "dilation")
 #: The largest size, and the most elements of a tensor: kernels count in 32 bits.
 MOST = (1 << 31) - 1
+#: The types of an op's fields; cached, as finding them takes longer than parsing.
+_types = cache(get_type_hints)
 SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "act"}
 
 
@@ -48,12 +50,6 @@ def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
         for field in fields(cls)
         if field.init and field.metadata.get("text", True)
     }
-
-
-@cache
-def _types(cls: Any) -> Mapping[str, Any]:
-    """The types of an op's fields; cached, as finding them takes longer than parsing."""
-    return get_type_hints(cls)
 
 
 def parse(text: str) -> Op:

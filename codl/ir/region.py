@@ -133,11 +133,6 @@ class Region(NamedTuple):
                 pieces.append(Region(images, channels, Span(first, last)))
         return tuple(pieces)
 
-    def led_by(self, channels: int) -> Region:
-        """This region, extended by `channels` in front."""
-        first, last = self.channels
-        return self._replace(channels=Span(first - channels, last))
-
     def within(self, outer: Region) -> Region:
         """The same region, counted from the first image, channel and row of `outer`."""
         return Region(*(mine.since(its.start) for mine, its in zip(self, outer, strict=True)))

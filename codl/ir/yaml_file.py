@@ -127,7 +127,13 @@ def write(content: Any, path: Path, *, comment: str = "") -> Path:
 
 def _refuse_unknown(content: Any, kind: Any, path: Path | str, where: str, fix: str) -> None:
     if is_dataclass(plain := get_origin(kind) or kind):  # maybe generic
-        _refuse_keys(content, plain, path, where, fix)
+        hints = get_type_hints(plain)
+        types = {field.name: hints[field.name] for field in fields(plain)}
+        for key, value in content.items() if isinstance(content, Mapping) else ():
+            if key not in types:
+                reason = str(UnknownNameError("key", str(key), types))
+                raise InvalidFileError(path, reason, where=where or "top", fix=fix)
+            _refuse_unknown(value, types[key], path, f"{where}.{key}".lstrip("."), fix)
     elif get_origin(kind) in (Union, UnionType):  # such as `PowerW | None`
         for inner in get_args(kind):
             _refuse_unknown(content, inner, path, where, fix)
@@ -137,16 +143,6 @@ def _refuse_unknown(content: Any, kind: Any, path: Path | str, where: str, fix: 
     elif isinstance(content, list) and get_args(kind):
         for number, value in enumerate(content):
             _refuse_unknown(value, get_args(kind)[0], path, f"{where}[{number}]", fix)
-
-
-def _refuse_keys(content: Any, kind: Any, path: Path | str, where: str, fix: str) -> None:
-    hints = get_type_hints(kind)
-    types = {field.name: hints[field.name] for field in fields(kind)}
-    for key, value in content.items() if isinstance(content, Mapping) else ():
-        if key not in types:
-            reason = str(UnknownNameError("key", str(key), types))
-            raise InvalidFileError(path, reason, where=where or "top", fix=fix)
-        _refuse_unknown(value, types[key], path, f"{where}.{key}".lstrip("."), fix)
 
 
 def explained(

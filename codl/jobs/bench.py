@@ -426,7 +426,7 @@ class BenchStream(EngineJob):
             lanes = engine.lanes
         else:
             lanes = made.lanes()
-            engine.streams_by(lambda _: lanes)
+            engine.make_lanes = lambda _: lanes
         alone = {name: made.of(name) for name in made.plan.plans}
         for other in {*alone.values()} - {*lanes.engines.values(), engine}:
             stack.enter_context(other)

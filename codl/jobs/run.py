@@ -160,7 +160,7 @@ class EngineJob(ModelJob):
 
             engine.adapt(PlanAdapter(context, network))
         if not self.keeps_plan:
-            engine.streams_by(partial(_lanes, context, source, self.strict))
+            engine.make_lanes = partial(_lanes, context, source, self.strict)
         cost = context.default_cost(network)
         return Opened(engine, context.device, arrays, context, cost, source)
 
@@ -184,7 +184,7 @@ class Compile(EngineJob):
         """The engine, with which its target is closed."""
         with ExitStack() as stack:
             engine = self.opened(stack).engine
-            engine.owns(stack.pop_all())
+            engine.owned = stack.pop_all()
         return engine
 
 

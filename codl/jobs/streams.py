@@ -171,7 +171,7 @@ class StreamEngines:
                 recovers=not self.strict,
                 strict=self.strict,
             )
-            engine.owns(stack.pop_all())
+            engine.owned = stack.pop_all()
         return engine
 
 

@@ -92,8 +92,6 @@ class KernelLaunch:
     local_size: tuple[int, ...] | None = None
     #: The number of its first image, in a plan for a whole batch.
     image: int = 0
-    #: Parameter names of the number arguments, where given; "" for other arguments.
-    names: tuple[str, ...] = ()
     #: Work-items with work in each dimension; () where not given.
     used: tuple[int, ...] = ()
 
@@ -137,10 +135,6 @@ class KernelPlan:
 
     def storage(self, tensor: TensorArg) -> Storage:
         return self.storages.get(tensor, BLOCKED)
-
-    def wide(self) -> KernelPlan:
-        """The plan with 64-bit offsets, for tensors with more elements than 32 bits count."""
-        return replace(self, defines={**self.defines, "WIDE": 1})
 
     def adding(self) -> KernelPlan:
         """The plan with a second input, a residual, added before the activation.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -137,11 +136,10 @@ def launch(kernel: str, sizes: Sizes, *args: base.Arg, **named: Any) -> KernelLa
 
     The names are the kernel's parameters, in order; a column must have length 1.
     """
-    numbers = (_number(value) for value in named.values())
-    names = (*("" for _ in args), *named)
     used = sizes[2] if len(sizes) == 3 else ()
-    all_args = (*args, *numbers)
-    return KernelLaunch(kernel, sizes[0], all_args, sizes[1], names=names, used=used)
+    return KernelLaunch(
+        kernel, sizes[0], (*args, *map(_number, named.values())), sizes[1], used=used
+    )
 
 
 def _number(value: Any) -> Any:
@@ -238,9 +236,6 @@ class Kernel:
     def counts(self, op: Any, soc: Soc, choice: Any) -> Mapping[str, Any]:
         raise NotImplementedError
 
-    def weight_growth(self, ops: Any, choice: ChoiceColumns) -> Column:
-        return np.ones(len(ops))
-
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         return self.build(op, soc, self._chosen(op, soc, choice))
 
@@ -269,6 +264,10 @@ class Kernel:
         storage. Constants have the storage's element type in blocks and images, except the bias,
         which costs little; with planar tensors they stay as packed.
         """
+
+        def halved(weights: Weights) -> Mapping[str, ConstantArray]:
+            return {k: v if k == "bias" else v.astype(np.float16) for k, v in pack(weights).items()}
+
         arguments = dict.fromkeys(arg for each in launches for arg in each.args)
         is_planar = self.storage.layout == "planar"
         in_halves = self.storage.element == "float16" and not is_planar
@@ -282,7 +281,7 @@ class Kernel:
                 **base_defines(op.activation, soc, self.storage),
                 **{k: int(v) if v is True else v for k, v in flags.items() if v is not False},
             },
-            pack=partial(_halved, pack) if in_halves else pack,
+            pack=halved if in_halves else pack,
             scratch=scratch or {},
             images=frozenset(images),
             storages={
@@ -348,12 +347,6 @@ def _columns(choice: ChoiceColumns, count: int) -> dict[str, Column]:
         name: np.broadcast_to(np.asarray(value, np.float64), (count,))
         for name, value in choice.items()
     }
-
-
-def _halved(
-    pack: Callable[[Weights], Mapping[str, ConstantArray]], weights: Weights
-) -> Mapping[str, ConstantArray]:
-    return {k: v if k == "bias" else v.astype(np.float16) for k, v in pack(weights).items()}
 
 
 def of_every_storage(*entries: type[Kernel]) -> list[Kernel]:

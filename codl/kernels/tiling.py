@@ -282,15 +282,11 @@ def usual_blocks(gpu: GpuSide) -> int:
 # Images.
 
 
-def texels(channels: int) -> int:
-    return ceil_div(channels, TEXEL)
-
-
 def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
     """The reason why some tensor of these shapes cannot be an image; None if all can."""
     if not (soc.gpu.max_image_width and soc.gpu.max_image_height):
         return "the device must have images, got max_image_width=0"
-    sizes = ((shape.w * texels(shape.c), shape.n * shape.h, shape) for shape in shapes)
+    sizes = ((shape.w * ceil_div(shape.c, TEXEL), shape.n * shape.h, shape) for shape in shapes)
     return next(filter(None, (size_refusal(soc, *size) for size in sizes)), None)
 
 

@@ -22,7 +22,7 @@ from codl.ir.constants import digest
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.records.soc import Soc
-from codl.ir.records.tuned import Choice, Choices, Tuned
+from codl.ir.records.tuned import Choice, Tuned
 from codl.ir.region import Shape
 from codl.kernels.base import KernelPlan
 from codl.kernels.kernel import Kernel
@@ -46,18 +46,10 @@ class Tuning:
         """The tuning of results; the last result of an op and variant counts."""
         return cls({result.key: result for result in results})
 
-    @classmethod
-    def of_choices(cls, choices: Choices) -> Tuning:
-        return cls.of(choices.results)
-
     @property
-    def choices(self) -> Choices:
-        """The tuning as plain data, without trials, for another process."""
-        return Choices(tuple(replace(result, trials=()) for result in self.results.values()))
-
-    def with_results(self, results: Iterable[Tuned]) -> Tuning:
-        """The tuning with more results, which replace earlier results of the same key."""
-        return Tuning.of([*self.results.values(), *results])
+    def choices(self) -> tuple[Tuned, ...]:
+        """The results without trials, for another process."""
+        return tuple(replace(result, trials=()) for result in self.results.values())
 
     def find(self, variant: Kernel, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if its source and choice are still current.
@@ -80,8 +72,7 @@ class Tuning:
         return None if result is None else result.choice
 
     def plan(self, variant: Kernel, op: Op, soc: Soc) -> KernelPlan:
-        choice = self.choice(variant, op, soc)
-        return variant.plan(op, soc) if choice is None else variant.plan(op, soc, choice)
+        return variant.plan(op, soc, self.choice(variant, op, soc))
 
     def features(self, variant: Any, op: Op, soc: Soc) -> dict[str, float]:
         features: dict[str, float] = variant.features(op, soc, self.choice(variant, op, soc))

@@ -218,12 +218,10 @@ class Assembly:
         return executable.Access(self.tensors.number(tensor), region)
 
     def program(self, plan: KernelPlan) -> int:
-        return self._program(plan.source, text_of(plan.source), compile_options(plan.defines))
-
-    def _program(self, name: str, text: str, options: str) -> int:
+        text = text_of(plan.source)
         digest = sha256(text.encode()).hexdigest()
         self.texts[digest] = text
-        return self.programs.number(Program(name, digest, options))
+        return self.programs.number(Program(plan.source, digest, compile_options(plan.defines)))
 
     def add_constants(
         self, how: str, weights: Arrays, pack: Callable[[], Arrays] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -22,7 +22,7 @@ from codl.ir.op_text import to_text
 from codl.ir.ops.base import Op, Weights
 from codl.ir.plan import Chain
 from codl.ir.records.soc import Soc
-from codl.ir.region import Region
+from codl.ir.region import Region, Span
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import base, registry
 from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, ScratchArg, TensorArg
@@ -103,8 +103,10 @@ class Selector:
 
     def _selected(self, work: Work, planned: Mapping[str, str]) -> list[Selection]:
         """The kernels of a work; where its fused add was refused, two separate selections."""
+        refused = [(x.label, x.variant, x.choice) for x in self.without]
         for variant, choice in self._options(work, planned[work.part.layer.name]):
-            if not any(refusal.is_of(work.label, variant.name, choice) for refusal in self.without):
+            chosen = None if choice is None else dict(choice)
+            if (work.label, variant.name, chosen) not in refused:
                 return [Selection(work, variant, choice, self._plan(work, variant, choice))]
         if work.add is None:
             refusals = (str(refusal) for refusal in self.without if refusal.label == work.label)
@@ -208,7 +210,7 @@ class KernelLowering:
         sizes = [tensor.bytes for tensor, _ in tensors.values()]
         sizes += [size for size in plan.scratch.values() if isinstance(size, int)]
         if max(sizes, default=0) >= MOST_BYTES:
-            plan = plan.wide()
+            plan = replace(plan, defines={**plan.defines, "WIDE": 1})
         scratch = {name: self._arena.scratch(size) for name, size in plan.scratch.items()}
         program = self._assembly.program(plan)
 
@@ -226,7 +228,7 @@ class KernelLowering:
                 return Scratch(scratch[arg.name])
             if isinstance(arg, base.ApartArg):
                 tensor, region = tensors[arg.tensor]
-                return tensor.image_stride if region.images.size > 1 else 0
+                return tensor.blocks * tensor.pixels if region.images.size > 1 else 0
             return float(arg) if isinstance(arg, float) else int(arg)
 
         images = max((region.images.size for _, region in tensors.values()), default=1)
@@ -289,9 +291,11 @@ class KernelLowering:
             ends=region.channels.stop == blocked.held.channels.stop,
         )
         sides = {TensorArg("input"): source, TensorArg("output"): target}
+        first, last = region.channels
+        led = region._replace(channels=Span(first - lead, last))
         self.launch(
             plan,
-            {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
+            {a: (t, led if t is blocked else region) for a, t in sides.items()},
             step=step,
         )
 

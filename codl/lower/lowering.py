@@ -121,7 +121,11 @@ class Lowering:
         if not stages:
             self._send_to_cpu(self._partitioned.final)
         stages.append(self._stage("outputs", self._partitioned.final))
-        if self._soc.gpu.sees_host_memory and self._partitioned.is_read_at_the_end:
+        exchanges = enumerate(self._partitioned.exchanges)
+        last = {move.direction: stage for stage, moves in exchanges for move in moves}
+        # No wait for the GPU follows a send, as nothing reads its last outputs.
+        is_read_at_the_end = last.get("to_gpu", -1) >= last.get("to_cpu", 0)
+        if self._soc.gpu.sees_host_memory and is_read_at_the_end:
             stages = self._wait_at_the_end(stages)
         network = self._network
         return self._assembly.executable(

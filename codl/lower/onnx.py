@@ -30,14 +30,11 @@ LARGE = 1 << 12
 
 def lower_onnx(group: Group, assembly: Assembly) -> OnnxNet:
     """Lower a group to one ONNX model; an ONNX subgraph is a group of its own."""
-    plan: OrtPlan = group.layers[0].plan
-    return _own_model(group, plan, assembly) if plan.model else _written(group, assembly)
-
-
-def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
-    (layer,) = group.layers
-    content = _as_array(plan.model)
-    model = assembly.add_constants(_signature(group.layers), {MODEL: content})
+    layer = group.layers[0]
+    plan: OrtPlan = layer.plan
+    if not plan.model:
+        return _written(group, assembly)
+    model = assembly.add_constants(_signature(group.layers), {MODEL: _as_array(plan.model)})
     inputs = {
         name: (f"{INPUT}{index}", sizes)
         for index, ((name, _), sizes) in enumerate(zip(layer.inputs, plan.inputs, strict=True))
@@ -61,8 +58,12 @@ def _written(group: Group, assembly: Assembly) -> OnnxNet:
         weights,
         lambda: {MODEL: graph.serialized(inputs, outputs), **graph.large},
     )
-    weights_by_layer = [_weights(layer, assembly) for layer in group.layers]
-    return _net(group, model, inputs, outputs, weights_by_layer)
+    # The model contains the packed weights of the layers.
+    constants = [
+        assembly.add_constants(to_text(x.op), x.weights, dict) if x.weights else None
+        for x in group.layers
+    ]
+    return _net(group, model, inputs, outputs, constants)
 
 
 def _net(
@@ -84,13 +85,6 @@ def _net(
 def _signature(layers: Sequence[CpuLayer]) -> str:
     """Text that identifies a model apart from its weights."""
     return json.dumps([[x.name, to_text(x.op), x.inputs, x.output, x.region] for x in layers])
-
-
-def _weights(layer: CpuLayer, assembly: Assembly) -> int | None:
-    """Add the weights of a layer, which the model contains packed; None for a layer without."""
-    if not layer.weights:
-        return None
-    return assembly.add_constants(to_text(layer.op), layer.weights, dict)
 
 
 def _as_array(content: bytes) -> NDArray[np.uint8]:
@@ -164,18 +158,32 @@ class OnnxGraph:
 
     def serialized(self, inputs: Named, outputs: Named) -> NDArray[np.uint8]:
         """The bytes of the ONNX model, without its large constants."""
-        from onnx import TensorProto, helper
+        from onnx import TensorProto, helper, numpy_helper
+
+        def proto(node: Node) -> Any:
+            """The ONNX node; a type may begin with a domain and a dot."""
+            domain, _, kind = node.type.rpartition(".")
+            ends = node.inputs, node.outputs
+            return helper.make_node(kind, *ends, name=node.name, domain=domain, **node.attributes)
+
+        def initializer(name: str, value: NDArray[Any]) -> Any:
+            if value.size <= LARGE:
+                dense = np.ascontiguousarray(value).reshape(np.shape(value))
+                return numpy_helper.from_array(dense, name)
+            made = TensorProto()
+            stand_in(made, name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            return made
 
         def declared(ends: Named) -> list[Any]:
             make = helper.make_tensor_value_info
             return [make(name, TensorProto.FLOAT, list(sizes)) for name, sizes in ends.values()]
 
         graph = helper.make_graph(
-            [_proto(node) for node in self.nodes],
+            list(map(proto, self.nodes)),
             "shard",
             declared(inputs),
             declared(outputs),
-            [_initializer(name, value) for name, value in self.constants.items()],
+            [initializer(*item) for item in self.constants.items()],
         )
         opsets = [helper.make_opsetid("", self.opset)]
         version = helper.find_min_ir_version_for(opsets)
@@ -235,24 +243,3 @@ class OnnxGraph:
         ]
         self._node("Slice", (source, *ends), (name,))
         return {(*(span.size for span in part), shape[3]): name}
-
-
-def _proto(node: Node) -> Any:
-    """The ONNX node; a type may begin with a domain and a dot."""
-    from onnx import helper
-
-    domain, _, kind = node.type.rpartition(".")
-    return helper.make_node(
-        kind, node.inputs, node.outputs, name=node.name, domain=domain, **node.attributes
-    )
-
-
-def _initializer(name: str, value: NDArray[Any]) -> Any:
-    from onnx import TensorProto, helper, numpy_helper
-
-    if value.size <= LARGE:
-        dense = np.ascontiguousarray(value).reshape(np.shape(value))
-        return numpy_helper.from_array(dense, name)
-    made = TensorProto()
-    stand_in(made, name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-    return made

@@ -151,12 +151,6 @@ class PartitionedPlan:
         """The tensors that move from one processor to the other."""
         return frozenset(move.tensor for moves in self.exchanges for move in moves)
 
-    @cached_property
-    def is_read_at_the_end(self) -> bool:
-        """True where no wait for the GPU follows a send, as nothing reads its last outputs."""
-        last = {t.direction: stage for stage, moves in enumerate(self.exchanges) for t in moves}
-        return last.get("to_gpu", -1) >= last.get("to_cpu", -1) and "to_gpu" in last
-
 
 class Residency:
     """The region of each tensor that each processor holds, and the transfers that a chain needs.

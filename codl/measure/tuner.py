@@ -25,7 +25,7 @@ from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.kernel import Kernel
-from codl.kernels.source import source_digest
+from codl.kernels.source import compile_options, source_digest, text_of
 from codl.kernels.tuning import Tuning
 from codl.measure.budget import Budget
 from codl.measure.closeness import difference, tolerance
@@ -203,7 +203,8 @@ class Search:
             return Failure(*task.key, self._trials[key_of(default)].reason, trials)
         choice, default_ms, best_ms = won
         plan = task.variant.plan(task.op, self._gpu.soc, choice)
-        self._gpu.programs.build(plan)  # stores the binary
+        text, options = text_of(plan.source), compile_options(plan.defines)
+        self._gpu.programs.build_text(plan.source, text, options)  # stores the binary
         return Tuned(
             *task.key,
             source_digest(plan),

@@ -61,7 +61,7 @@ def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
     path = path_of(dataset)
     # Without the lock, concurrent updates could be lost.
     with files.locked(path.parent, wait_s=LOCK_S):
-        tuning = read(dataset, soc).with_results(results)
+        tuning = Tuning.of([*read(dataset, soc).results.values(), *results])
         write(tuning, path, soc)
     return tuning
 

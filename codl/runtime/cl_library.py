@@ -162,23 +162,17 @@ class Library:
             raise _no_platform(f"{path} shows no function")
 
     def _resolver(self, path: str) -> Address:
-        if hasattr(self._file, "clGetPlatformIDs"):
-            return self._symbol
-        if hasattr(self._file, "loadOpenCLPointer"):
-            return self._pixel()
-        if hasattr(self._file, "clGetExtensionFunctionAddress"):
+        file = self._file
+        if hasattr(file, "clGetPlatformIDs"):
+            return lambda name: ctypes.cast(getattr(file, name, 0), pointer).value or 0
+        if hasattr(file, "loadOpenCLPointer"):  # a Pixel's
+            file.enableOpenCL()
+            load = file.loadOpenCLPointer
+            load.restype, load.argtypes = pointer, [c_char_p]
+            return lambda name: load(name.encode()) or 0
+        if hasattr(file, "clGetExtensionFunctionAddress"):
             return self._table()
         raise _no_platform(f"{path} is no OpenCL library")
-
-    def _symbol(self, name: str) -> int:
-        function = getattr(self._file, name, None)
-        return 0 if function is None else ctypes.cast(function, pointer).value or 0
-
-    def _pixel(self) -> Address:
-        self._file.enableOpenCL()
-        load = self._file.loadOpenCLPointer
-        load.restype, load.argtypes = pointer, [c_char_p]
-        return lambda name: load(name.encode()) or 0
 
     def _table(self) -> Address:
         """A look-up of functions in the table of the first platform."""
@@ -211,12 +205,11 @@ class Library:
 
         They raise the errors of their codes, except for functions that make objects.
         """
-        return SimpleNamespace(**{name: self._unconverted(name) for name in OFTEN})
-
-    def _unconverted(self, name: str) -> Any:
-        if FUNCTIONS[name][1].endswith("E"):
-            return CFUNCTYPE(pointer)(self._found(name))
-        return self._checked(name, CFUNCTYPE(c_int32)(self._found(name)))
+        makes = {name: FUNCTIONS[name][1].endswith("E") for name in OFTEN}
+        made = {n: CFUNCTYPE(pointer if makes[n] else c_int32)(self._found(n)) for n in OFTEN}
+        return SimpleNamespace(
+            **{n: f if makes[n] else self._checked(n, f) for n, f in made.items()}
+        )
 
     def _checked(self, name: str, function: Any) -> Any:
         """A function that raises the error of its code."""

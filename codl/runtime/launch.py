@@ -71,18 +71,16 @@ class BoundKernel:
     def calls(self, queue: cl.CommandQueue, *, is_cpu: bool) -> tuple[Call, ...]:
         """Functions that enqueue the kernel without an event, cached for the present queue."""
         if self._queue is not queue:
-            self._queue, self._calls = queue, self._unseen(queue, is_cpu=is_cpu)
+            function, event = enqueue_function(queue, is_cpu=is_cpu), c_void_p()
+            if function is None:
+                self._calls = (self.with_event(queue),)
+            elif not is_cpu:
+                self._calls = (partial(function, *self._arguments(), None),)
+            else:
+                release = partial(queue.calls.clReleaseEvent, event)
+                self._calls = partial(function, *self._arguments(), byref(event)), release
+            self._queue = queue
         return self._calls
-
-    def _unseen(self, queue: cl.CommandQueue, *, is_cpu: bool) -> tuple[Call, ...]:
-        function = enqueue_function(queue, is_cpu=is_cpu)
-        if function is None:
-            return (self.with_event(queue),)
-        if not is_cpu:
-            return (partial(function, *self._arguments(), None),)
-        event = c_void_p()
-        release = partial(queue.calls.clReleaseEvent, event)
-        return partial(function, *self._arguments(), byref(event)), release
 
     def _arguments(self) -> tuple[Any, ...]:
         """Arguments of the driver's function, converted once."""

@@ -135,11 +135,6 @@ class Timeline:
                 spans.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
         return sorted(spans, key=lambda span: span.start_ms)
 
-    def gpu_s(self) -> float:
-        """Seconds from the first kernel's start to the last one's end, by the device's clock."""
-        spans = [span for span in self.spans() if span.processor == "gpu"]
-        return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
-
     def _ms(self, seconds: float) -> float:
         return 1e3 * (seconds - self._origin)
 

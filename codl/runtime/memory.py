@@ -159,7 +159,3 @@ def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None 
     copied = flags.READ_ONLY | flags.COPY_HOST_PTR
     texels = np.ascontiguousarray(values)
     return cl.create_image(gpu.context, copied, format_, shape, hostbuf=texels)
-
-
-#: Number of values of the wrapping counter; a lead of less than half of them counts as later.
-WORDS, HALF = 1 << 32, 1 << 31

@@ -69,15 +69,6 @@ def matrices(view: Array) -> list[ncnn.Mat]:
     return mats
 
 
-def _is_misread(mat: ncnn.Mat, *, packs: bool) -> bool:
-    """Whether layers that read some channels of a matrix, such as Crop, would read wrong data.
-
-    Such layers assume the channel step of ncnn's own allocations. A net with `packs` copies
-    channels first if their number is a multiple of four.
-    """
-    return bool(mat.c > 1 and (mat.c % 4 or not packs) and mat.cstep != -(-mat.w * mat.h // 4) * 4)
-
-
 class NcnnSession:
     """An ncnn net on fixed arrays, which it keeps alive.
 
@@ -110,8 +101,13 @@ class NcnnSession:
             for (value, _), view in zip(net.outputs, results, strict=True)
         ]
         packs = all(part.options.get("use_packing_layout", True) for part in net.parts)
-        inputs = self._inputs.items()
-        misread = (value for value, mats in inputs if _is_misread(mats[0], packs=packs))
+        # Layers that read some channels, such as Crop, assume the channel step of ncnn's own
+        # allocations. A net that packs copies channels first if they are a multiple of four.
+        misread = [
+            value
+            for value, (mat, *_) in self._inputs.items()
+            if mat.c > 1 and (mat.c % 4 or not packs) and mat.cstep != -(-mat.w * mat.h // 4) * 4
+        ]
         self._copied = tuple(dict.fromkeys((*net.copied, *misread)))
         self._simd = soc.cpu.simd_floats
         self._layers = [layer.name for layer in net.layers]

@@ -21,13 +21,14 @@ from codl.runtime.drivers import (
     process_of_drivers,
 )
 from codl.runtime.launch import BoundKernel
-from codl.runtime.loaded import Binary, Offer
+from codl.runtime.loaded import Offer
 from codl.runtime.program_cache import Programs
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 
+#: Source of `OpenClDevice.busy_kernel`.
 BUSY = """
 kernel void busy(global float *out) {
     float x = get_global_id(0);
@@ -182,10 +183,6 @@ class OpenClDevice:
         if status < complete:
             raise DeviceError(f"A command failed on {self.soc.gpu.name} ({describe(status)}).")
         return bool(status == complete)
-
-    def busy_binary(self) -> Binary:
-        """The compiled program of `busy_kernel`."""
-        return self.programs.binary("busy", BUSY)
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds."""

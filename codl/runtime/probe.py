@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 NO_PLATFORM = -1001
 
 
-def platforms_of(driver: str) -> list[cl.Platform]:
-    """Load a driver and return its platforms; this process can load no other driver afterwards.
-
-    A driver may crash the process. Raises `DeviceError` for a driver unknown or without platforms.
-    """
-    wanted = find_driver(driver)
+def _platforms(name: str) -> list[cl.Platform]:
+    """The platforms of a driver; raises `DeviceError` for one unknown or without platforms."""
+    wanted = find_driver(name)
     with drivers.loaded([wanted], cores=()):
         needs_stand_in(wanted)
         with drivers.as_device_error(f"Asking {wanted.library} for its platforms"):
@@ -44,7 +41,7 @@ def platforms_of(driver: str) -> list[cl.Platform]:
                     raise
                 platforms = []
     # pyopencl adds an installed Oclgrind to other drivers; a simulator is no device.
-    platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in driver]
+    platforms = [p for p in platforms if p.name.strip() != "Oclgrind" or "oclgrind" in name]
     if not platforms:
         raise DeviceError(
             f"{wanted.library} was loaded and has no platform: is its device there, and may this "
@@ -81,7 +78,7 @@ def look(name: str) -> list[ProbedDevice]:
     A driver may crash the process, which loads no other. Raises `DeviceError` for an unknown one.
     """
     devices = []
-    for platform in platforms_of(name):
+    for platform in _platforms(name):
         for device in platform.get_devices():
             cl = cl_module()
             context = cl.Context([device])

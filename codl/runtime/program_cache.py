@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from codl.errors import DeviceError
 from codl.ir.constants import digest
 from codl.ir.executable import Executable
-from codl.kernels.base import KernelPlan
-from codl.kernels.source import STANDARD, compile_options, source_digest, text_of
+from codl.kernels.source import STANDARD
 from codl.machine.cache import Slot
 from codl.runtime.drivers import TARGET, as_device_error, build_program, cl_module
 from codl.runtime.loaded import Binary, Offer
@@ -57,12 +56,6 @@ class Compilation:
     def key(self) -> tuple[str, str, str]:
         return self.name, self.digest, self.options
 
-    @classmethod
-    def of(cls, plan: KernelPlan) -> Compilation:
-        return cls(
-            plan.source, text_of(plan.source), source_digest(plan), compile_options(plan.defines)
-        )
-
 
 class Programs:
     """The programs of a context with one device; `compiled` counts builds from source."""
@@ -81,10 +74,6 @@ class Programs:
         self._device_options = _device_options(self._device)
         self._storing = self._device.platform.name.strip() not in KEEP_THEIR_OWN
 
-    def build(self, plan: KernelPlan) -> cl.Program:
-        """The program of a plan; raises `DeviceError` with the compiler's log and macros."""
-        return self._build(Compilation.of(plan))
-
     def _build(self, job: Compilation) -> cl.Program:
         if job not in self._built:
             program = self._load(job) or self._compile(job)
@@ -94,7 +83,7 @@ class Programs:
         return self._built[job]
 
     def build_text(self, name: str, text: str, options: str = STANDARD) -> cl.Program:
-        """The program of a source text; raises `DeviceError` as `build` does."""
+        """The program of a source text; raises `DeviceError` with the compiler's log and macros."""
         return self._build(Compilation(name, text, digest(text)[:16], options))
 
     def offer(self, offer: Offer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
 from codl.ir.executable import Executable
@@ -23,8 +23,6 @@ from codl.runtime.loaded import Footprint, RefusedError, StepCallback, Timeline,
 from codl.runtime.opencl import OpenClDevice, host_device
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from codl.runtime.limited import PacedQueue, SplitLaunches
 
 
@@ -110,30 +108,26 @@ class Session:
         device.finish()
 
     def run(self) -> None:
-        """Run one inference on the content of `inputs`; allocates no tensor."""
+        """Run one inference on `inputs`; allocates no tensor. Errors name the failed action."""
         with self._working():
             action = None
             try:
                 for action in self._open():
                     action.run()
             except Exception as error:
-                self._explain(error, action)
+                if action is None:
+                    raise
+                where = f"Running {self.executable.model!r}, {action.name},"
+                if isinstance(error, DeviceError):
+                    raise DeviceError(f"{where} failed: {error}") from error
+                with as_device_error(where):
+                    raise
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Hold the device, with the calling thread on the cores of the CPU side."""
         with self._device.lock, threads.pinned_to(self._device.soc.placement.cpu_cores):
             yield
-
-    def _explain(self, error: Exception, action: Action | None) -> NoReturn:
-        """Raise an inference's error with the name of the failed action."""
-        if action is None:
-            raise error
-        where = f"Running {self.executable.model!r}, {action.name},"
-        if isinstance(error, DeviceError):
-            raise DeviceError(f"{where} failed: {error}") from error
-        with as_device_error(where):
-            raise error
 
     def profile(self, *, layers: bool = False) -> list[TimeSpan]:
         """The spans of one inference; with `layers` also spans of nets' layers."""
@@ -144,11 +138,6 @@ class Session:
                 action.profile(timeline)
             self._device.finish()
             return timeline.spans()
-
-    def device_memory(self, buffer: int) -> cl.MemoryObject:
-        """The device memory of a buffer."""
-        self._open()
-        return self._handles.memory[buffer].argument
 
     def stage(self, label: str) -> list[Action]:
         """The actions of all stages with this label, for separate runs."""

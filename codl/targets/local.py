@@ -32,7 +32,7 @@ from codl.machine.placement import ProbeResult
 from codl.machine.system_files import SYSTEM, SystemFiles
 from codl.runtime.drivers import as_device_error
 from codl.runtime.loaded import Binary, Offer, StepCallback, no_callback
-from codl.runtime.opencl import OpenClDevice, host_device
+from codl.runtime.opencl import BUSY, OpenClDevice, host_device
 from codl.runtime.session import Session, host_session
 from codl.targets import requests
 from codl.targets.base import Target
@@ -210,8 +210,8 @@ class LocalTarget(Target):
 
     @as_device_error("Reading binaries")
     def binaries(self, model: Any) -> Sequence[Binary]:
-        device = self._open()
-        return (*device.programs.binaries(model.executable), device.busy_binary())
+        programs = self._open().programs
+        return (*programs.binaries(model.executable), programs.binary("busy", BUSY))
 
     def start_peer(
         self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None

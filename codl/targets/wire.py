@@ -23,7 +23,7 @@ from codl.errors import CodlError
 from codl.ir import Op, parse, to_text
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan, read_plan
-from codl.ir.records.tuned import Choices
+from codl.ir.records.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.targets.connection import Blob, FrameError
 from codl.targets.requests import EventKind
@@ -194,7 +194,7 @@ class _Reader:
         if hint is Plan:
             return read_plan(value, Path("plan"))
         if hint is Tuning:
-            return Tuning.of_choices(msgspec.convert(value, Choices))
+            return Tuning.of(msgspec.convert(value, tuple[Tuned, ...]))
         if isinstance(hint, type) and is_dataclass(hint):
             return self._record(hint, msgspec.convert(value, dict[str, Any]))
         return msgspec.convert(value, hint)

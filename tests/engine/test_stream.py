@@ -257,7 +257,7 @@ def test_two_engines_agree_with_onnx_runtime_frame_by_frame(first_soc: LocalSoc)
         Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as cpu,
         Engine(network, default_plan(network, first_soc, "gpu"), here(beside)) as gpu,
     ):
-        cpu.streams_by(lambda engine: engine.lanes_of({"cpu": engine, "gpu": gpu}, 4))
+        cpu.make_lanes = lambda engine: engine.lanes_of({"cpu": engine, "gpu": gpu}, 4)
         with cpu.stream(sent) as stream:
             assert (stream.lanes, stream.in_flight) == (("cpu", "gpu"), 4)
             found = [next(stream) for _ in range(20)]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.some import some
@@ -17,6 +18,7 @@ from codl import files
 from codl.ir import parse
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
+from codl.kernels.source import compile_options, source_digest, text_of
 from codl.machine import cache
 from codl.machine.cache import Slot
 from codl.runtime import program_cache
@@ -38,6 +40,16 @@ def small_plan(gpu: OpenClDevice) -> KernelPlan:
     return plan
 
 
+def job_of(plan: KernelPlan) -> Compilation:
+    options = compile_options(plan.defines)
+    return Compilation(plan.source, text_of(plan.source), source_digest(plan), options)
+
+
+def build(programs: Programs, plan: KernelPlan) -> Any:
+    job = job_of(plan)
+    return programs.build_text(job.name, job.text, job.options)
+
+
 def flip(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
@@ -54,50 +66,50 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_binary_is_built_anew(kind: str, gpu: OpenClDevice) -> None:
     plan, first = small_plan(gpu), Programs(gpu.context)
-    first.build(plan)
-    path = first.slot(Compilation.of(plan)).path
+    build(first, plan)
+    path = first.slot(job_of(plan)).path
     whole = path.read_bytes()
     damaged = DAMAGE[kind](whole)
     assert damaged != whole
     path.write_bytes(damaged)
     second = Programs(gpu.context)
-    second.build(plan)
+    build(second, plan)
     assert second.compiled == 1
-    assert first.slot(Compilation.of(plan)).load() is not None, "overwritten by a whole one"
+    assert first.slot(job_of(plan)).load() is not None, "overwritten by a whole one"
     third = Programs(gpu.context)
-    third.build(plan)
+    build(third, plan)
     assert third.compiled == 0
 
 
 def test_a_binary_that_the_driver_refuses_is_built_anew(gpu: OpenClDevice) -> None:
     plan = small_plan(gpu)
-    slot = Programs(gpu.context).slot(Compilation.of(plan))
+    slot = Programs(gpu.context).slot(job_of(plan))
     slot.store(b"no binary of any driver" * 10)
     programs = Programs(gpu.context)
-    programs.build(plan)
+    build(programs, plan)
     assert programs.compiled == 1
     again = Programs(gpu.context)
-    again.build(plan)
+    build(again, plan)
     assert again.compiled == 0
 
 
 def test_a_program_is_compiled_once_a_process_and_once_a_cache(gpu: OpenClDevice) -> None:
     plan, programs = small_plan(gpu), Programs(gpu.context)
-    assert programs.build(plan) is programs.build(plan)
+    assert build(programs, plan) is build(programs, plan)
     with programs.trying():
-        assert programs.build(plan) is programs.build(plan)
+        assert build(programs, plan) is build(programs, plan)
     assert programs.compiled == 1
-    loaded, names = Programs(gpu.context).build(plan), [launch.kernel for launch in plan.launches]
+    loaded, names = build(Programs(gpu.context), plan), [launch.kernel for launch in plan.launches]
     assert [make_kernel(loaded, name).function_name for name in some(names)] == names
 
 
 def test_a_key_holds_all_that_a_binary_depends_on(gpu: OpenClDevice) -> None:
     plan = small_plan(gpu)
-    slot = Programs(gpu.context).slot(Compilation.of(plan))
+    slot = Programs(gpu.context).slot(job_of(plan))
     assert slot.key["driver"] == gpu.device.driver_version
     assert {"device", "version", "platform", "host", "source", "options"} <= slot.key.keys()
     other = KernelPlan(plan.source, plan.launches, {**plan.defines, "EXTRA": 1})
-    assert Programs(gpu.context).slot(Compilation.of(other)).path != slot.path
+    assert Programs(gpu.context).slot(job_of(other)).path != slot.path
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
@@ -107,7 +119,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
     for _ in range(2):
         programs = Programs(gpu.context)
-        programs.build(small_plan(gpu))
+        build(programs, small_plan(gpu))
         assert programs.compiled == 1
 
 

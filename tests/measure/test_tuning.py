@@ -21,7 +21,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import Soc
-from codl.ir.records.tuned import Choices, Trial, Tuned
+from codl.ir.records.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -319,8 +319,8 @@ def test_the_fingerprint_tells_choices_apart_and_nothing_else(winograd: Any) -> 
 def test_another_process_is_sent_the_same_choices(winograd: Any) -> None:
     """Trials are not sent."""
     tuning = Tuning.of([result(winograd, SOC, winograd.choices(OP, SOC)[1])])
-    sent = msgspec.convert(msgspec.to_builtins(tuning.choices), Choices)
-    assert not any(result.trials for result in sent.results)
-    there = Tuning.of_choices(sent)
+    sent = msgspec.convert(msgspec.to_builtins(tuning.choices), tuple[Tuned, ...])
+    assert not any(result.trials for result in sent)
+    there = Tuning.of(sent)
     assert there.fingerprint == tuning.fingerprint
     assert there.choice(winograd, OP, SOC) == tuning.choice(winograd, OP, SOC) is not None

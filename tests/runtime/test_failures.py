@@ -29,6 +29,7 @@ from codl.ir.records.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.kernels.source import compile_options, text_of
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.lower.lowering import VALUE, lower
@@ -172,18 +173,18 @@ def test_a_failed_build_is_remembered_by_its_process_alone(
 ) -> None:
     """As where a folder was full or a library was missing: the next process finds it mended."""
     plan = Failing(does_not_build(folder)).plan(OP, gpu.soc)  # type: ignore[arg-type]
-    programs = Programs(gpu.context)
+    programs, text = Programs(gpu.context), text_of(plan.source)
     for _ in range(2):
         with pytest.raises(DeviceError, match="no_such_function"):
-            programs.build(plan)
+            programs.build_text(plan.source, text, compile_options(plan.defines))
         assert programs.compiled == 1
     with pytest.raises(DeviceError):
-        programs.build(replace(plan, defines={**plan.defines, "OTHER": 1}))
+        programs.build_text(plan.source, text, compile_options({**plan.defines, "OTHER": 1}))
     assert programs.compiled == 2, "other macros are another build"
     again = Programs(gpu.context)
     monkeypatch.setattr(program_cache, "build_program", lambda program, options: None)
     monkeypatch.setattr(program_cache, "_binary", lambda program: b"")
-    again.build(plan)
+    again.build_text(plan.source, text, compile_options(plan.defines))
     assert again.compiled == 1
 
 

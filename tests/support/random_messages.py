@@ -16,7 +16,7 @@ from msgspec import inspect
 from codl.errors import CodlError
 from codl.ir import Op
 from codl.ir.plan import Plan
-from codl.ir.records.tuned import Choices
+from codl.ir.records.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.targets.connection import FrameError
 from codl.targets.requests import EventKind, Request
@@ -140,7 +140,7 @@ class _Maker:
         if hint is Plan:
             return self.anything(None)
         if hint is Tuning:
-            return self.made(_kind_of(Choices))
+            return self.made(_kind_of(tuple[Tuned, ...]))
         if isinstance(hint, type) and issubclass(hint, Op):
             return self.made(_kind_of(SentOp))
         if isinstance(hint, type) and is_dataclass(hint):

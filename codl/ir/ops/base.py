@@ -139,8 +139,6 @@ class Op:
     is_light: ClassVar[bool] = False
     #: Whether kernels take dense arrays: no blocks of channels, cuts anywhere.
     is_dense: ClassVar[bool] = False
-    #: Whether the op is also measured for several images, as a main part of networks.
-    is_batched: ClassVar[bool] = False
     #: Columns of this kind, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 
@@ -322,7 +320,7 @@ def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region
 def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> list[int]:
     """The GPU's rows, channels or images at each ratio, as `split` cuts."""
     size = getattr(Region.whole(op.output), AXES[dim]).size
-    step = cut_step(op, dim, align)
+    step = lcm(op.channel_step, 1 if op.is_dense else align) if dim == "OC" else 1
     places = []
     for ratio in gpu_ratios:
         place = size if ratio == 1 else min(round(ratio * size / step) * step, size)
@@ -330,10 +328,3 @@ def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> li
             place = step if place == 0 else (size - 1) // step * step
         places.append(place)
     return places
-
-
-def cut_step(op: Op, dim: Dim, align: int) -> int:
-    """The step of cuts through an op, with channels in blocks of `align`."""
-    if dim != "OC":
-        return 1
-    return lcm(op.channel_step, 1 if op.is_dense else align)

@@ -144,7 +144,6 @@ class Conv2d(GroupedOp, WindowOp):
         "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
     )
     is_product: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = ConvColumns
 
     @property

@@ -15,12 +15,6 @@ from codl.ir.columns import Column, Columns
 from codl.ir.ops.base import Op, SyntheticGroup, Values, Weights, channels, map_size, width
 from codl.ir.region import Region, Shape, Span
 
-
-def _softplus(x: Values) -> Values:
-    result: Values = np.logaddexp(x, 0)
-    return result
-
-
 #: Functions by mode, binary ones first. Some take the op's `alpha` and `beta`.
 MODES: Mapping[str, Callable[..., Values]] = {
     "add": np.add,
@@ -42,9 +36,9 @@ MODES: Mapping[str, Callable[..., Values]] = {
     "ceil": np.ceil,
     "round": np.rint,
     "sign": np.sign,
-    "softplus": _softplus,
+    "softplus": lambda x: np.logaddexp(x, 0),
     "softsign": lambda x: x / (1 + np.abs(x)),
-    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
@@ -143,7 +137,6 @@ class Eltwise(Op):
         "eltwise in=1x64x14x14 mode=exp",
     )
     is_light: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = EltwiseColumns
     inner_dims = ("H", "OC")
     carries_channels = True

@@ -255,7 +255,6 @@ class FullyConnected(Op):
     kind: ClassVar[str] = "fc"
     examples: ClassVar[tuple[str, ...]] = ("fc in=1x64x1x1 oc=64",)
     is_product: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = FcColumns
     inner_dims = ("OC",)
     synthetic_group = SyntheticGroup("fc", 5)
@@ -293,11 +292,8 @@ class FullyConnected(Op):
         return replace(self, inputs=inputs, out_channels=part.channels.size)
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
-        flat = inputs[0].reshape(self.input.n, -1)
-        out: Values = flat @ weights["weight"].astype(np.float64).T + weights["bias"].astype(
-            np.float64
-        )
-        return out
+        weight, bias = (weights[name].astype(np.float64) for name in ("weight", "bias"))
+        return np.asarray(inputs[0].reshape(self.input.n, -1) @ weight.T + bias)
 
 
 #: Axes of heads and tokens. Operands are (images, heads, tokens, features); a bias ends in keys.

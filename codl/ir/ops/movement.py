@@ -399,7 +399,6 @@ class Concat(Op):
     kind: ClassVar[str] = "concat"
     examples: ClassVar[tuple[str, ...]] = ("concat in=1x64x14x14,1x32x14x14",)
     is_light: ClassVar[bool] = True
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = ConcatColumns
     inner_dims = ("H",)
     synthetic_group = SyntheticGroup("concat", 1)

@@ -51,14 +51,6 @@ def cuts_of(part: Region, sizes: Sizes) -> dict[int, Span]:
     return {axis: span for axis, (span, size) in cut if span != (0, size)}
 
 
-def region_of(cuts: Mapping[int, Span], sizes: Sizes) -> Region:
-    """The region of a tensor with these ranges of some first axes."""
-    spans = list(Region.whole(as_nchw(sizes)))
-    for axis, span in cuts.items():
-        spans[1 if len(sizes) == 1 else axis] = span
-    return Region(*spans)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NdOp(Op):
     """Base of ops on tensors of any rank; `shapes` are the model's, `inputs` the same as nchw.
@@ -129,7 +121,10 @@ class NdOp(Op):
         return as_nchw(self.out_sizes)
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        return region_of(self._needs(cuts_of(part, self.out_sizes), index), self.shapes[index])
+        sizes, spans = self.shapes[index], list(Region.whole(self.inputs[index]))
+        for axis, span in self._needs(cuts_of(part, self.out_sizes), index).items():
+            spans[1 if len(sizes) == 1 else axis] = span
+        return Region(*spans)
 
     def _needs(self, cuts: Mapping[int, Span], index: int) -> dict[int, Span]:
         """The cut axes of an input for cuts of the output, with the range of each."""

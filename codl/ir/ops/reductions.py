@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from codl.ir.ops.base import Values, Weights
 from codl.ir.ops.nd import AxisBlock, NdOp, Sizes
-
-
-def _log_sum_exp(x: Values, **kwargs: Any) -> Values:
-    result: Values = np.logaddexp.reduce(x, **kwargs)
-    return result
-
 
 #: Functions by mode, over the middle axis of a three-axis array.
 REDUCTIONS: Mapping[str, Callable[..., Values]] = {
@@ -29,7 +23,7 @@ REDUCTIONS: Mapping[str, Callable[..., Values]] = {
     "l2": lambda x, axis: np.sqrt(np.sum(x * x, axis=axis)),
     "sum_square": lambda x, axis: np.sum(x * x, axis=axis),
     "log_sum": lambda x, axis: np.log(np.sum(x, axis=axis)),
-    "log_sum_exp": _log_sum_exp,
+    "log_sum_exp": np.logaddexp.reduce,
 }
 
 

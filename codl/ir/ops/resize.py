@@ -174,16 +174,12 @@ class Resize(Op):
 
     def restrict(self, part: Region) -> Resize:
         size, to, first_in, first_out = self.within or (self.input.h, self.size.h, 0, 0)
-        need = self.needs(part)
-        if part.rows == Span(0, self.size.h):
-            return replace(self, inputs=(need.shape(self.input),))
-        where = (size, to, first_in + need.rows.start, first_out + part.rows.start)
-        return replace(
-            self,
-            inputs=(need.shape(self.input),),
-            size=Size2(part.rows.size, self.size.w),
-            within=where,
-        )
+        need, rows = self.needs(part), part.rows
+        made = replace(self, inputs=(need.shape(self.input),))
+        if rows == Span(0, self.size.h):
+            return made
+        where = (size, to, first_in + need.rows.start, first_out + rows.start)
+        return replace(made, size=Size2(rows.size, self.size.w), within=where)
 
     def computed(self, inputs: Sequence[Values], weights: Weights) -> Values:
         tall = sum(

@@ -213,7 +213,6 @@ class Pool2d(WindowOp):
         "pooling in=1x64x14x14 mode=avg kernel=14",
         "pooling in=1x64x14x14 kernel=3 stride=2 pad=1",
     )
-    is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = PoolColumns
     carries_channels = True
 

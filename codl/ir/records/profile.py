@@ -131,11 +131,14 @@ def span_of(executable: Executable, command: Command) -> SpanName | None:
     """Kind and label of a command's span; None for a command without a span, such as a flush."""
     if isinstance(command, RunNet):
         return SpanName("net", executable.nets[command.net].label)
-    if isinstance(command, Launch):
-        return _launched(executable, command)
-    if not isinstance(command, Copy | Unmap | Wait):
+    if not isinstance(command, Launch | Copy | Unmap | Wait):
         return None
     step = executable.steps[command.step]
+    if isinstance(command, Launch):
+        if isinstance(step, GpuOp):
+            return SpanName("kernel", step.label)
+        kind: SpanKind = "transform" if isinstance(step, Transfer) else "kernel"
+        return SpanName(kind, transform_label(executable, step))
     if isinstance(command, Copy):
         return SpanName("copy", step.label)
     if isinstance(command, Unmap):
@@ -143,14 +146,6 @@ def span_of(executable: Executable, command: Command) -> SpanName | None:
     # The CPU waits for memory to fill, or for results of the GPU.
     is_to_gpu = isinstance(step, Transfer) and step.direction == "to_gpu"
     return SpanName("map" if is_to_gpu else "sync", step.label)
-
-
-def _launched(executable: Executable, launch: Launch) -> SpanName:
-    step = executable.steps[launch.step]
-    if isinstance(step, GpuOp):
-        return SpanName("kernel", step.label)
-    label = transform_label(executable, step)
-    return SpanName("transform" if isinstance(step, Transfer) else "kernel", label)
 
 
 def transform_label(executable: Executable, step: Transfer | Relayout) -> str:

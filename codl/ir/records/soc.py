@@ -9,12 +9,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
-import yaml
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.files import HOME, inside, shipped
@@ -207,10 +206,6 @@ class PublishedSoc:
             content = {"name": content.pop("name"), "clusters": known, **content}
         return {key: value for key, value in content.items() if value is not None}
 
-    def to_yaml(self) -> str:
-        """The text of the SoC file."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100, allow_unicode=True)
-
     @property
     def missing(self) -> list[str]:
         """Keys such as `gpu.driver` that a `Soc` requires and that are unpublished."""
@@ -315,26 +310,19 @@ class Soc:
         if self.source == "measured":
             del content["source"]
         for kind, part in ((Soc, content), (CpuSide, content["cpu"]), (GpuSide, content["gpu"])):
-            for key in [f.name for f in fields(kind) if _is_optional(f)]:
-                if part.get(key) in UNKNOWN:
-                    part.pop(key, None)
+            for f in fields(kind):
+                is_optional = f.default is not MISSING or f.default_factory is not MISSING
+                if is_optional and part.get(f.name) in UNKNOWN:
+                    part.pop(f.name, None)
         return content
 
     def is_as_in(self, content: Any) -> bool:
         """Whether a dataset's SoC equals this one in all keys that affect latencies."""
         return isinstance(content, dict) and decisive(content) == decisive(self.to_dict())
 
-    def to_yaml(self) -> str:
-        """The text of the SoC file."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
-
     def save(self, path: Path) -> Path:
         """Write the SoC file atomically, and make its folder."""
         return yaml_file.write(self.to_dict(), path)
-
-
-def _is_optional(member: Field[Any]) -> bool:
-    return member.default is not MISSING or member.default_factory is not MISSING
 
 
 def decisive(content: dict[str, Any]) -> dict[str, Any]:
@@ -410,10 +398,7 @@ def from_dict(content: Any, path: Path) -> Soc:
         for side in ("cpu", "gpu"):
             if isinstance(part := content.get(side), dict):
                 content[side] = {k: value for k, value in part.items() if k not in FORMER[side]}
-    return _checked(yaml_file.convert(content, Soc, path), path)
-
-
-def _checked(soc: Soc, path: Path) -> Soc:
+    soc = yaml_file.convert(content, Soc, path)
     try:
         inside(FOLDER, soc.name)  # of which folders are named
     except CodlError as error:

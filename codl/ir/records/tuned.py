@@ -50,13 +50,6 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """Tuning for a SoC's kernels: results without their trials."""
-
-    results: tuple[Tuned, ...] = ()
-
-
-@dataclass(frozen=True)
 class BenchRow:
     """One variant on one op; `choice` is the tuned one, None for the variant's first."""
 

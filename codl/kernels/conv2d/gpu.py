@@ -132,12 +132,6 @@ def byte_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
     }
 
 
-def moved_columns(kernel: Kernel, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-    moved = byte_columns(kernel, ops, soc)
-    moved_bytes = moved["input_bytes"] + moved["output_bytes"]
-    return tiling.by_level("moved", moved_bytes, tiling.gpu_cache_bytes(soc))
-
-
 def refuse_groups(op: Conv2d, width: int) -> str | None:
     """The reason why groups cannot be computed in blocks of `width` channels; None if they can."""
     per_group = (op.input.c // op.groups, op.out_channels // op.groups)

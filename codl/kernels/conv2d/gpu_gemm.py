@@ -12,19 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.columns import Column, ceil_div, round_up
+from codl.ir.columns import ceil_div, round_up
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.convolution import Conv2d, ConvColumns
 from codl.ir.records.soc import GpuSide, Soc
 from codl.kernels import base
 from codl.kernels.base import ENDS, ApartArg, Arg, Choice, ConstantArg, KernelLaunch, ScratchArg
-from codl.kernels.conv2d import gpu_winograd
 from codl.kernels.conv2d.gpu import byte_columns
-from codl.kernels.conv2d.gpu_winograd import input_args, is_in_place, refuse_window
+from codl.kernels.conv2d.gpu_winograd import (
+    OfPoints,
+    filter_points,
+    filter_transform,
+    input_args,
+    is_in_place,
+    refuse_window,
+)
 from codl.kernels.kernel import ANY_DEVICE, BLOCKS, REAL_GPU, Grid, Kernel, launch, window_args
 from codl.kernels.tiling import (
     GROUP,
-    ChoiceColumns,
     architecture_of,
     holds,
     is_card,
@@ -469,7 +474,7 @@ def _chosen(op: Conv2d, choice: Choice) -> tuple[_WinogradGemmTiling, GemmCut]:
     return _WinogradGemmTiling.of(op, parameters.pop("tile")), GemmCut(**parameters)
 
 
-class GpuWinogradGemm(Kernel):
+class GpuWinogradGemm(OfPoints, Kernel):
     """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs.
 
     Points, their weights and sums are float32 for any storage.
@@ -478,7 +483,6 @@ class GpuWinogradGemm(Kernel):
     op_kind = "conv2d"
     base_name = "gpu_winograd_gemm"
     source = "conv2d/gpu_winograd_gemm.cl"
-    transforms_weights = True
     storages = BLOCKS
     meant_for = REAL_GPU
     through_local = True
@@ -515,14 +519,12 @@ class GpuWinogradGemm(Kernel):
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
         }
 
-    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
-        return gpu_winograd.filter_growth(ops, choice["tile"])
-
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> base.KernelPlan:
         t, cut = _chosen(op, choice)
 
         def pack(weights: Weights) -> dict[str, Array]:
-            points = _transform(weights["weight"], t.tile)
+            transform = filter_transform(t.tile + 2, 3)
+            points = filter_points(weights["weight"], transform).transpose(2, 1, 0)[:, None]
             return {"weight": cut.pack(points, t.product), "bias": pack_bias(weights["bias"], 4)}
 
         launches = (
@@ -572,12 +574,3 @@ def _launches(
             output_apart=ApartArg(target),
         ),
     )
-
-
-def _transform(weight: Array, tile: int) -> Array:
-    """(oc, ic, 3, 3) -> (points, 1, ic, oc)."""
-    transform, (outs, ins) = gpu_winograd.filter_transform(tile + 2, 3), weight.shape[:2]
-    points = np.empty(((tile + 2) ** 2, 1, ins, outs), np.float32)
-    for first, some in gpu_winograd.filter_points(weight, transform):
-        points[:, 0, :, first : first + len(some)] = some.transpose(2, 1, 0)
-    return points

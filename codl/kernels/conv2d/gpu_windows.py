@@ -15,9 +15,15 @@ from codl.ir.records.soc import Soc
 from codl.ir.types import ImageSize
 from codl.kernels import kernel, tiling
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, ScratchArg
-from codl.kernels.conv2d import gpu, gpu_winograd
 from codl.kernels.conv2d.gpu import WIDE, GpuConv, byte_columns, refuse_groups, team_macros
-from codl.kernels.conv2d.gpu_winograd import input_args, refuse_window, tile_counts
+from codl.kernels.conv2d.gpu_winograd import (
+    OfPoints,
+    filter_points,
+    filter_transform,
+    input_args,
+    refuse_window,
+    tile_counts,
+)
 from codl.kernels.kernel import IMAGES, Grid, RowTiles, launch, span, window_args, window_macros
 from codl.kernels.tiling import (
     TEXEL,
@@ -108,7 +114,8 @@ class GpuDepthwise(GpuConv):
         return RowTiles.of(ops, soc, choice["pixels"], blocks, LONGEST_STRIP)
 
     def counts(self, ops: ConvColumns, soc: Soc, choice: Mapping[str, Column]) -> FeatureColumns:
-        t = self.cut(ops, soc, choice)
+        t, moved = self.cut(ops, soc, choice), byte_columns(self, ops, soc)
+        moved_bytes = moved["input_bytes"] + moved["output_bytes"]
         past = (t.in_row * t.pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
         at_border = np.minimum(t.in_row, (ops.left > 0) + 1.0 * past)
         # Taps in rows outside of the input are skipped.
@@ -123,7 +130,7 @@ class GpuDepthwise(GpuConv):
             "tile_pixels": t.pixels,
             "tiles": t.tiles * t.blocks,
             **t.grid.features,
-            **gpu.moved_columns(self, ops, soc),
+            **tiling.by_level("moved", moved_bytes, tiling.gpu_cache_bytes(soc)),
         }
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
@@ -430,13 +437,12 @@ class ImageWinogradTiling:
         return fits(soc, *self.points) & fits(soc, *self.sums) & fits(soc, *weights)
 
 
-class GpuImageWinograd(GpuConv):
+class GpuImageWinograd(OfPoints, GpuConv):
     """3x3 windows with stride 1: 36 products for 16 outputs, or 16 for 4."""
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_image_winograd.cl"
     multiplies_halves = True
-    transforms_weights = True
     storages = IMAGES
 
     def refuse(self, op: Conv2d, soc: Soc) -> str | None:
@@ -493,15 +499,13 @@ class GpuImageWinograd(GpuConv):
             **byte_columns(self, ops, soc),
         }
 
-    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
-        return gpu_winograd.filter_growth(ops, choice["tile"])
-
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t = self.cut(*self.alone(op, soc, choice))
         tiles, in_blocks, out_blocks, points_w, points_h, sums_w, sums_h = (
             int(column[0]) for column in (t.tiles, t.in_blocks, t.out_blocks, *t.points, *t.sums)
         )
         source, target, weight, bias = WEIGHTED
+        side = choice["tile"] + 2
         points, sums = ScratchArg("points"), ScratchArg("sums")
         over_inputs, over_outputs = (
             Grid.of(tiles, blocks, 1, soc).sizes for blocks in (in_blocks, out_blocks)
@@ -516,20 +520,15 @@ class GpuImageWinograd(GpuConv):
             launch("winograd_image_input", over_inputs, source, points, **into),
             launch("winograd_image_product", t.grid.sizes, points, sums, weight, **product),
             launch("winograd_image_output", over_outputs, sums, target, bias, **out_of),
-            macros={**team_macros(t.grid), "TILE": choice["tile"], "SIDE": choice["tile"] + 2},
-            pack=lambda weight: pack_filter(_points(weight, choice["tile"] + 2)),
+            macros={**team_macros(t.grid), "TILE": choice["tile"], "SIDE": side},
+            pack=lambda weight: pack_filter(
+                filter_points(weight, filter_transform(side, 3)).reshape(
+                    *weight.shape[:2], side, side
+                )
+            ),
             scratch={
                 "points": ImageSize(points_w, points_h, self.arithmetic),
                 "sums": ImageSize(sums_w, sums_h),
             },
             images={"weight"},
         )
-
-
-def _points(weight: Array, side: int) -> Array:
-    """(oc, ic, 3, 3) -> (oc, ic, side, side)."""
-    outs, ins = weight.shape[:2]
-    points = np.empty((outs, ins, side, side), np.float32)
-    for first, some in gpu_winograd.filter_points(weight, gpu_winograd.filter_transform(side, 3)):
-        points[first : first + len(some)] = some.reshape(-1, ins, side, side)
-    return points

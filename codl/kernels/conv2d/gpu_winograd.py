@@ -7,7 +7,7 @@ Convolutional Neural Networks", CVPR 2016.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,17 +74,14 @@ def filter_transform(side: int, window: int) -> NDArray[np.float64]:
     return np.vstack([rows, np.eye(window)[-1]])
 
 
-def filter_points(
-    weight: Array, transform: NDArray[np.float64], together: int = 64
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """(oc, ic, k, k) -> the first output channel, and (oc, ic, points), for parts of oc.
-
-    A part has at most `together` output channels, to limit memory.
-    """
+def filter_points(weight: Array, transform: NDArray[np.float64]) -> Array:
+    """(oc, ic, k, k) -> (oc, ic, points), some output channels at a time."""
     both, (outs, ins) = np.kron(transform, transform).T, weight.shape[:2]
-    for first in range(0, outs, together):
-        taps = weight[first : first + together].astype(np.float64).reshape(-1, both.shape[0])
-        yield first, (taps @ both).reshape(-1, ins, both.shape[1])
+    points = np.empty((outs, ins, both.shape[1]), np.float32)
+    for first in range(0, outs, 64):
+        taps = weight[first : first + 64].reshape(-1, both.shape[0])
+        points[first : first + 64] = (taps @ both).reshape(-1, ins, both.shape[1])
+    return points
 
 
 def _filter_points(tile: Column, side: Column) -> Column:
@@ -92,10 +89,16 @@ def _filter_points(tile: Column, side: Column) -> Column:
     return np.where(rest(side, 2) > 0, (tile + 2) ** 2, side**2)
 
 
-def filter_growth(ops: ConvColumns, tile: Column) -> Column:
-    """Transformed points per filter element, shaped (ops)."""
-    result: Column = _filter_points(tile, (tile - 1) * ops.sw + ops.kw) / (ops.kh * ops.kw)
-    return result
+class OfPoints:
+    """Base of kernels that store transformed filters; one of their choices is the `tile`."""
+
+    transforms_weights = True
+
+    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
+        """Transformed points per filter element, shaped (ops)."""
+        tile = choice["tile"]
+        result: Column = _filter_points(tile, (tile - 1) * ops.sw + ops.kw) / (ops.kh * ops.kw)
+        return result
 
 
 def input_args(op: Conv2d) -> dict[str, int]:
@@ -302,12 +305,11 @@ TRIED = 8
 GPU_TOGETHER = 4
 
 
-class GpuWinograd(GpuConv):
+class GpuWinograd(OfPoints, GpuConv):
     """Square windows; 3x3 windows take 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     base_name = "gpu_winograd"
     source = "conv2d/gpu_winograd.cl"
-    transforms_weights = True
     #: No fused add on a CPU, where reading the residual by tiles costs more than the add.
     adds_on = REAL_GPU
 
@@ -392,9 +394,6 @@ class GpuWinograd(GpuConv):
             "output_far": beyond(moved["output_bytes"], far),
             **by_level("moved", moved_bytes, cache),
         }
-
-    def weight_growth(self, ops: ConvColumns, choice: ChoiceColumns) -> Column:
-        return filter_growth(ops, choice["tile"])
 
     def build(self, op: Conv2d, soc: Soc, choice: Choice) -> KernelPlan:
         t, width = WinogradTiling.of(*self.alone(op, soc, choice)), soc.gpu.vector_width
@@ -481,7 +480,9 @@ def _pack(weight: Array, width: int, side: int, choice: Choice) -> Array:
         transform[SMALL_POINTS] *= 2.0 ** (choice["tile"] - 2)
     groups = -(-weight.shape[0] // (outs * width))
     packed = np.zeros((groups, len(transform) ** 2, weight.shape[1], outs, width), np.float32)
-    for first, points in filter_points(weight, transform, width):
+    points = filter_points(weight, transform)
+    for first in range(0, len(points), width):
         group, out = divmod(first // width, outs)
-        packed[group, :, :, out, : len(points)] = points.transpose(2, 1, 0)
+        some = points[first : first + width]
+        packed[group, :, :, out, : len(some)] = some.transpose(2, 1, 0)
     return packed.reshape(-1)

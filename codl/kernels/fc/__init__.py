@@ -18,7 +18,7 @@ from codl.kernels import cpu, kernel, tiling
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan
 from codl.kernels.cpu import NcnnLayer, OrtPlan, fused_activation, left_over, node, of_onnx
 from codl.kernels.kernel import BLOCKS, IMAGES, REAL_GPU, Kernel, apart, launch, of_every_storage
-from codl.kernels.tiling import TEXEL, by_level, pack_bias, texels, waves
+from codl.kernels.tiling import TEXEL, by_level, pack_bias, waves
 
 #: Choices of streams of weights on a CPU by vector width; a single one waits for memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
@@ -150,7 +150,7 @@ class GpuImage(Kernel):
     storages = IMAGES
 
     def counts(self, op: FullyConnected, soc: Soc, choice: Choice) -> dict[str, float]:
-        blocks, steps = texels(op.out_channels), _steps(op.input)
+        blocks, steps = ceil_div(op.out_channels, TEXEL), _steps(op.input)
         items = blocks * _group_shape(soc)[1]
         return {
             "padded_macs": TEXEL * steps * blocks,
@@ -165,14 +165,14 @@ class GpuImage(Kernel):
         }
 
     def build(self, op: FullyConnected, soc: Soc, choice: Choice) -> KernelPlan:
-        (together, slices), blocks = _group_shape(soc), texels(op.out_channels)
+        (together, slices), blocks = _group_shape(soc), ceil_div(op.out_channels, TEXEL)
         product = launch(
             "fc_image",
             ((round_up(blocks, together), slices), (together, slices)),
             *WEIGHTED,
             width=op.input.w,
             pixels=op.input.h * op.input.w,
-            in_blocks=texels(op.input.c),
+            in_blocks=ceil_div(op.input.c, TEXEL),
             out_blocks=blocks,
         )
 

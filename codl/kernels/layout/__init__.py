@@ -12,7 +12,7 @@ from codl.ir.region import Shape
 from codl.ir.types import Storage
 from codl.kernels.base import ENDS, KernelPlan
 from codl.kernels.kernel import Grid
-from codl.kernels.tiling import base_defines, texels
+from codl.kernels.tiling import TEXEL, base_defines
 
 #: The most V x V chunks of a work-item on a CPU.
 LONGEST_STRIP = 64
@@ -56,7 +56,7 @@ def transform(
         if kernel == "copy_planar":
             numbers = {"pixels": pixels}
     else:
-        others = texels(part.c if "blocked" in kernel else lead + part.c)
+        others = ceil_div(part.c if "blocked" in kernel else lead + part.c, TEXEL)
         grid = Grid.of(pixels, others, LONGEST_STRIP * soc.gpu.vector_width, soc)
         if kernel == "planar_to_image":
             numbers = {"width": part.w, "channels": part.c, "pixels": pixels}

@@ -27,7 +27,7 @@ from codl.kernels.kernel import (
     window_args,
     window_macros,
 )
-from codl.kernels.tiling import by_level, holds, packed_vectors, texels
+from codl.kernels.tiling import TEXEL, by_level, holds, packed_vectors
 
 #: The most input columns collected together, by vector width: as many as fit the registers.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}
@@ -179,7 +179,7 @@ class GpuImage(Kernel):
         return _refuse_sums(op)
 
     def counts(self, op: Pool2d, soc: Soc, choice: Choice) -> dict[str, float]:
-        blocks, pixels = texels(op.input.c), op.output.h * op.output.w
+        blocks, pixels = ceil_div(op.input.c, TEXEL), op.output.h * op.output.w
         channels = self.stored(4 * blocks)
         return {
             "texel_reads": pixels * blocks * op.kernel.h * op.kernel.w,
@@ -192,7 +192,7 @@ class GpuImage(Kernel):
 
     def build(self, op: Pool2d, soc: Soc, choice: Choice) -> KernelPlan:
         pixels = op.output.h * op.output.w
-        grid = _windows(op, pixels, texels(op.input.c), soc)
+        grid = _windows(op, pixels, ceil_div(op.input.c, TEXEL), soc)
         pool = grid.launch("pool2d_image", *ENDS, out_pixels=pixels, **window_args(op))
         macros = {"MODE_MAX": op.mode == "max", "COUNT_PAD": op.count_pad}
         return self.assemble(op, soc, pool, macros=macros)
