@@ -194,6 +194,16 @@ class EvalResult(ResultFile):
     #: The parts that were not measured because the evaluation ended early, as text.
     incomplete: str = ""
 
+    def __post_init__(self) -> None:
+        for at, row in enumerate(self.rows):
+            failed = row.status == "failed"
+            if failed != (row.latency_ms is None):
+                rule = "null" if failed else "a mapping with 'median'"
+                raise ValueError(
+                    f"rows[{at}].latency_ms must be {rule} where the status is {row.status!r}, "
+                    f"got {row.latency_ms!r}"
+                )
+
     @property
     def models(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.model for row in self.rows))
@@ -330,6 +340,14 @@ class ExplainResult(ResultFile):
     not_counted: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
     whole: tuple[WholeOp, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [term.name for term in self.terms]
+        for at, chain in enumerate(self.chains):
+            if [term.name for term in chain.terms] != names:
+                raise ValueError(
+                    f"chains[{at}].terms must be those of the model, {', '.join(names)}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

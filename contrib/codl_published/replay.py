@@ -1,6 +1,6 @@
 """Replays: a dataset in the place of a device, as `replay:DIR`.
 
-For trying what follows a collection (its order, budgets, active learning) without a device. Nothing
+For trying what follows a collection (its order and budgets) without a device. Nothing
 is written to the dataset's folder.
 """
 

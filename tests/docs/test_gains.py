@@ -125,7 +125,12 @@ LEFT8 = {"testnet": ((10.0, 5.0, 5.0), (10.0, 5.0, 4.0)), "other": ((8.0, 1.0, 1
 def test_a_comparison_has_a_row_per_model_and_speedups_of_plans(tmp_path: Path) -> None:
     from summaries import comparison_content
 
-    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    ran = {
+        "version": "1.2",
+        "threads": 2,
+        "observed_cores": [0, 1],
+        "busy_cores": 1.94,
+    }  # keys of earlier versions, too
     rows = [
         row("cpu", 20.0),
         row("gpu", 10.0),

@@ -1,4 +1,4 @@
-"""Fallbacks of plans and of SoC files: what they change, and what keeps to them."""
+"""Fallbacks of plans: what they change, and what keeps to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.executables import small_network, small_plan
 from support.simulated import SOC
 
-from codl.errors import InvalidFileError
+from codl.errors import CodlWarning, InvalidFileError
 from codl.ir.plan import OpFallback, load_plan
 from codl.ir.records import soc as socs
 from codl.kernels.tuning import Tuning
@@ -59,4 +59,5 @@ def test_a_damaged_list_in_a_plan_is_refused(tmp_path: Path, wrong: object) -> N
 def test_a_soc_file_of_an_earlier_version_may_have_fallbacks(tmp_path: Path) -> None:
     path = SOC.save(tmp_path / "there.yaml")
     path.write_text(path.read_text() + "fallbacks:\n- {op: conv2d, instead: gpu_gemm}\n")
-    assert socs.load(path) == SOC
+    with pytest.warns(CodlWarning, match="fallbacks are no longer read"):
+        assert socs.load(path) == SOC

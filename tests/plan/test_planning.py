@@ -84,7 +84,10 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         ("{", "not JSON"),
         (content | {"version": 99}, "version: expected a plan of version 1"),
         (content | {"chainz": []}, "Did you mean 'chains'?"),
-        (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
+        (
+            with_chain(content, gpu_ratio=1.5),
+            r"chains[0].gpu_ratio: expected float <= 1.0, got 1.5",
+        ),
         (content | {"predicted_ms": -1.0}, "predicted_ms: expected float >= 0.0, got -1.0"),
         (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
         (with_chain(content, ops=[]), "chains[0].ops: expected array of length >= 1, got []"),

@@ -396,6 +396,7 @@ def wrong_eval(**values: Any) -> JsonObject:
             wrong_eval(latency_ms={"median": 1, "p20": 2, "p80": 3, "runs": 9}),
             ["p20 <= median <= p80"],
         ),
+        (wrong_eval(status="failed", reason="lost"), ["rows[0].latency_ms must be null"]),
     ],
 )
 def test_bad_files(tmp_path: Path, content: Any, words: list[str]) -> None:

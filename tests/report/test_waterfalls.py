@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from codl.errors import CodlError
 from codl.jobs.frames import results
 from codl.report.html import write_report
 from codl.report.results import ExplainResult, parse_as
@@ -97,6 +100,14 @@ def test_tables_show_signs_and_chains(tmp_path: Path) -> None:
     frame = results(path)
     assert list(frame["name"]) == ["bound", *TERMS, *RUN]
     assert frame["ms"].sum() == 14.0
+
+
+@pytest.mark.parametrize("values", [{"terms": []}, {"gpu_ratio": 7}])
+def test_chains_of_other_terms_or_ratios_are_refused(values: dict[str, Any]) -> None:
+    content = waterfall()
+    content["chains"][0] |= values
+    with pytest.raises((ValueError, CodlError), match=r"chains\[0\]"):
+        parse_as(ExplainResult, content)
 
 
 def test_an_op_that_is_left_whole_says_why() -> None:

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, g
 
 import msgspec
 
-from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
+from codl.errors import (
+    CodlError,
+    CodlWarning,
+    InvalidFileError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from codl.files import HOME, inside, shipped
 from codl.ir import yaml_file
 from codl.ir.types import ELEMENTS, LAYOUTS, PRECISIONS, Element, PrecisionTraits
@@ -394,6 +401,9 @@ def load(name: str | Path, precision: str | None = None) -> Soc:
 def from_dict(content: Any, path: Path) -> Soc:
     """The SoC of a parsed file; raises `InvalidFileError` as `read` does."""
     if isinstance(content, dict):
+        if content.get("fallbacks"):
+            text = "fallbacks are no longer read; `codl validate --write-plan` puts them in a plan."
+            warnings.warn(f"{path}: {text}", CodlWarning, stacklevel=2)
         content = {key: value for key, value in content.items() if key not in FORMER[""]}
         for side in ("cpu", "gpu"):
             if isinstance(part := content.get(side), dict):

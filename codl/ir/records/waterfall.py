@@ -15,6 +15,7 @@ from itertools import pairwise
 from math import fsum
 
 from codl.ir.ops.base import Dim
+from codl.ir.plan import Ratio
 from codl.ir.types import Processor
 
 #: Name of the total of the lossless bound.
@@ -74,7 +75,7 @@ class ChainTerms:
 
     ops: tuple[str, ...]
     dim: Dim
-    gpu_ratio: float
+    gpu_ratio: Ratio
     bound_ms: float
     terms: tuple[WaterfallTerm, ...]
     predicted_ms: float
