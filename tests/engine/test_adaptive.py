@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import branching_case, image, legal, make_plan, row
-from support.scripted_target import (
-    LOCAL,
-    ScriptedContext,
-    ScriptedModel,
-    ScriptedTarget,
-    context_of,
-)
-from support.synthetic_predictors import SyntheticPredictors
+from support.scripted_target import LOCAL, ScriptedModel, ScriptedTarget, context_of
+from support.synthetic_predictors import SyntheticContext, SyntheticPredictors
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError
@@ -160,7 +154,7 @@ def test_outputs_stay_right_across_a_change(
     cuts = legal(network, [(2, "H", 0.9), (1, "OC", 0.9), (1, "H", 1.0)])
     plan = make_plan(network, first_soc, cuts, "missing")
     target = here(first_soc) if serial == "local" else connect(serial, first_soc)
-    context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
+    context = SyntheticContext(first_soc, target=target, predictors=PREDICTORS)
     with Engine(network, plan, target) as engine:
         engine.adapt(PlanAdapter(context, network))
         outputs, runs = dict(engine.outputs), 0
@@ -192,7 +186,7 @@ def test_threads_get_their_own_outputs_across_a_change(
     with Engine(network, default_plan(network, first_soc, "cpu"), target) as alone:
         expected = [alone(x) for x in inputs]
     with Engine(network, plan, target) as engine, ThreadPoolExecutor(4) as pool:
-        context = ScriptedContext(first_soc, target=target, predictors=PREDICTORS)
+        context = SyntheticContext(first_soc, target=target, predictors=PREDICTORS)
         engine.adapt(PlanAdapter(context, network))
         for _ in range(MOST_RUNS // len(inputs)):
             for found, right in zip(pool.map(engine, inputs), expected, strict=True):

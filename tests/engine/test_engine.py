@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support.devices import here
+from support.onnx_models import model, node
 from support.plans import CUTS, branching, branching_case, image, legal, make_plan, one_by_one, row
+from support.references import converted, imported
 from support.simulated import SOC
 from support.some import some
 
 from codl.engine.engine import Engine, fallbacks_of
 from codl.errors import CodlError, DeviceError, UnsupportedError
-from codl.frontend.convert import convert, network_of, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.executable import GpuOp, Refusal
 from codl.ir.plan import Plan
 from codl.ir.records.results import Fallback
@@ -108,18 +108,10 @@ def numbers_through(
     kind: int, value: float, soc: Soc, cast: int | None = None
 ) -> NDArray[np.generic]:
     """What comes out of `x + 0` for one value, as another type if it is `cast`."""
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    nodes = [helper.make_node("Add", ["x", "zero"], ["sum"])]
-    nodes.append(helper.make_node("Cast", ["sum"], ["y"], to=cast or kind))
-    graph = helper.make_graph(
-        nodes,
-        "numbers",
-        [helper.make_tensor_value_info("x", kind, [1, 3])],
-        [helper.make_tensor_value_info("y", cast or kind, [1, 3])],
-        [numpy_helper.from_array(np.zeros((1, 3), dtype), "zero")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    network = network_of(import_onnx(proto, "numbers"))
+    dtype, to = (helper.tensor_dtype_to_np_dtype(own) for own in (kind, cast or kind))
+    nodes = [node("Add", "x zero", "sum"), node("Cast", "sum", "y", to=cast or kind)]
+    zero, types = {"zero": np.zeros((1, 3), dtype)}, {"x": dtype.name, "y": to.name}
+    network = imported(model(nodes, {"x": [1, 3]}, ["y"], zero, types, opset=18))
     with Engine(network, default_plan(network, soc, "cpu"), here(soc)) as engine:
         return engine(np.array([[value, 0, 1]], dtype))
 
@@ -196,7 +188,7 @@ def test_memory_is_free_only_when_nobody_touches_it(
     cuts: Sequence[tuple[int, str, float]], in_place: bool, sharing: str, first_soc: Soc
 ) -> None:
     """Against every moment at which either processor may touch a tensor, however late it is."""
-    network = convert(simplify(import_onnx(branching().build(), "branching")))
+    network = converted(branching())
     plan = make_plan(network, first_soc, legal(network, cuts), sharing)
     program = partition_plan(network, plan, first_soc)
     lives = lifetimes(program, shared_in_place=in_place)

@@ -14,11 +14,10 @@ from onnx import helper
 from support.devices import here
 from support.libraries import INSTALLED, preferred
 from support.onnx_models import floats, model, node
-from support.references import model_of_values
+from support.references import imported, model_of_values
 
 from codl.engine.engine import Engine
-from codl.frontend.convert import load_network, network_of
-from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.convert import load_network
 from codl.ir.types import Processor
 from codl.machine.placement import LocalSoc
 from codl.plan.build_plan import default_plan, preferring
@@ -121,7 +120,7 @@ def test_two_nodes_draw_other_numbers(kind: str, first_soc: LocalSoc) -> None:
     outputs = ("t0", "t1", "t2")
     proto = model_of_values(nodes, x, fixed, outputs=outputs)
     drawn: list[NDArray[Any]] = []
-    network = network_of(import_onnx(proto, "test"))
+    network = imported(proto)
     plan = default_plan(network, first_soc, "cpu", chained=False)
     with Engine(network, plan, here(first_soc)) as engine:
         for _ in range(2):

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.devices import here
 from support.plans import image, make_plan, row
+from support.references import imported
 
 from codl.engine.engine import Engine
 from codl.engine.stream import Lanes, Stream
 from codl.errors import CodlError, DeviceError
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.jobs.streams import SPLIT, StreamPlan, off_the_cpu_side
 from codl.machine.placement import LocalSoc
@@ -245,7 +244,7 @@ def test_two_engines_agree_with_onnx_runtime_frame_by_frame(first_soc: LocalSoc)
     x = b.relu(b.conv(b.input("image", (1, 3, 24, 24)), 16, 3, pad=1))
     b.output(b.fully_connected(b.flatten(b.max_pool(x, 2, 2)), 10))
     model = b.build()
-    network = network_of(import_onnx(model, "small"))
+    network = imported(model)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     random = np.random.default_rng(7)
     frames = [random.random((1, 3, 24, 24), np.float32) for _ in range(40)]

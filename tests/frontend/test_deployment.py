@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support.references import converted
 from support.simulated import SOC
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend import models
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.records.gpu_limits import GpuLimits
@@ -55,7 +54,7 @@ def write(folder: Path, text: str) -> str:
 
 def network(model: str) -> Network:
     source = models.load(model)
-    return convert(simplify(import_onnx(source.proto, source.name)))
+    return converted(source.proto, source.name)
 
 
 def test_a_model_runs_between_its_tensors_with_their_shapes(folder: Path) -> None:

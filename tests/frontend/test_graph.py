@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from support import onnx_models
 from support.references import converted
 
@@ -156,11 +156,7 @@ def test_denormal_weights_of_products_are_zero() -> None:
 
 def model(**inputs: Any) -> onnx.ModelProto:
     """The sum of all inputs; sizes that are words are open."""
-    node = helper.make_node("Sum", list(inputs), ["y"], name="sum")
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, next(iter(inputs.values())))
-    graph = helper.make_graph([node], "test", infos, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_models.model([helper.make_node("Sum", list(inputs), ["y"])], inputs, ["y"])
 
 
 def test_a_batch_is_one_where_nobody_says_otherwise() -> None:

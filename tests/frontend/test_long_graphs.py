@@ -13,11 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import model
-from support.references import evaluate
-
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
-from codl.ir import Network
+from support.references import evaluate, imported
 
 
 class Chain:
@@ -156,10 +152,6 @@ STEEPEST = 1.2
 MOST_BYTES = 16 << 10
 
 
-def _network(proto: onnx.ModelProto) -> Network:
-    return network_of(import_onnx(proto, "long"))
-
-
 def _steps(work: Callable[[], object]) -> int:
     """Calls of functions, those of the interpreter's own among them, and lines that run."""
     steps = 0
@@ -192,8 +184,8 @@ def test_an_import_takes_as_long_as_there_are_nodes(
     kind: str, measure: Callable[[Callable[[], object]], int]
 ) -> None:
     few, many = LONG[kind](FEW), LONG[kind](MANY)
-    _network(few)
-    taken = [measure(lambda proto=proto: _network(proto)) for proto in (few, many)]
+    imported(few)
+    taken = [measure(lambda proto=proto: imported(proto)) for proto in (few, many)]
     nodes = len(many.graph.node) / len(few.graph.node)
     assert log(taken[1] / taken[0]) / log(nodes) < STEEPEST
     if measure is _bytes:
@@ -202,13 +194,13 @@ def test_an_import_takes_as_long_as_there_are_nodes(
 
 def test_a_chain_of_thousands_of_additions_is_right() -> None:
     count, x = 5000, np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4)
-    network = _network(sums(count))
+    network = imported(sums(count))
     (got,) = evaluate(network, {"x": x}).values()
     np.testing.assert_allclose(got, x * (1 + count // 2) + 1e-3 * (count // 2), rtol=1e-5)
 
 
 def test_steps_of_an_unrolled_network_share_their_matrices() -> None:
-    network = _network(LONG["unrolled"](300))
+    network = imported(LONG["unrolled"](300))
     weights = [x.weights["weight"] for x in network.layers if "weight" in x.weights]
     held = {id(each if each.base is None else each.base) for each in weights}
     assert len(weights) > 30

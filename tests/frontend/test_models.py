@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import shape_inference
+from support.references import converted
 
 from codl.frontend import models
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 
 #: The convolutions that the original CoDL profiles, by "kernel/stride": input and output channels,
 #: rows of the output, and how many there are of the same shape.
@@ -98,7 +97,7 @@ def test_the_list_of_models_counts_what_networks_compute() -> None:
         builder = models.described(name)
         proto = builder.build()
         listed = models.described(name, weights=False)
-        network = convert(simplify(import_onnx(proto, name)))
+        network = converted(proto, name)
         products = [layer.op for layer in network.layers if layer.op.is_product]
         assert listed.gflops == pytest.approx(sum(op.flops for op in products) / 1e9)
         assert listed.parameters == builder.parameters

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import floats, model, node
-from support.references import check
+from support.references import check, imported
 
 from codl.errors import UnsupportedError
 from codl.frontend.convert import network_of
@@ -111,7 +111,7 @@ def test_integers_that_a_node_makes_floats_of_are_constants() -> None:
 
 def _sorted_and_not(nodes: list[onnx.NodeProto]) -> list[Network]:
     protos = [model(own, {"x": [2, 3]}, ["y"], {"k": np.int64(1)}) for own in (nodes, nodes[::-1])]
-    return [network_of(import_onnx(proto, "test")) for proto in protos]
+    return [imported(proto) for proto in protos]
 
 
 def test_nodes_may_stand_in_any_order() -> None:

@@ -10,11 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.onnx_models import floats, model, node
-from support.references import check
+from support.references import check, imported
 
 from codl.errors import UnsupportedError
-from codl.frontend.convert import load_network, network_of
-from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.convert import load_network
 from codl.ir.ops.onnx_model import OnnxModel
 
 
@@ -148,7 +147,7 @@ def test_a_sparse_constant_with_an_index_outside_is_refused(index: int) -> None:
     proto = model([node("MatMul", "x w", "y")], {"x": [3, 3]}, ["y"])
     proto.graph.sparse_initializer.append(sparse)
     with pytest.raises(UnsupportedError, match=r"sparse tensor 'w' \(3 x 3\) cannot be read"):
-        network_of(import_onnx(proto, "test"))
+        imported(proto)
 
 
 def test_sizes_below_zero_are_open(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_sizes_below_zero_are_open(tmp_path: Path) -> None:
         helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1, 4, -1, 7])
     )
     with pytest.raises(UnsupportedError, match=r"'x' .* 1x3x\?x9: axis 2 must be fixed"):
-        network_of(import_onnx(proto, "test"))
+        imported(proto)
     path = tmp_path / "open.onnx"
     onnx.save(proto, path)
     network = load_network(str(path), shapes={"x": (2, 3, 8, 9)})

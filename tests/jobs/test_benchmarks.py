@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 from support.devices import here
-from support.synthetic_predictors import SyntheticPredictors
+from support.synthetic_predictors import SyntheticContext, SyntheticPredictors
 
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.records.gpu_limits import GpuLimits
@@ -19,9 +19,7 @@ from codl.machine.placement import LocalSoc
 from codl.measure.budget import Budget
 from codl.measure.timing import Effort
 from codl.measure.ui_frames import PERIOD_MS, Drawn
-from codl.plan.cost_model import CostModel
 from codl.plan.strategies import find
-from codl.plan.strategies.base import Context
 
 #: One frame on time and one that is late by a refresh.
 DRAWN: Drawn = ((0, 3.0), (1, 1.5 * PERIOD_MS))
@@ -99,13 +97,6 @@ def test_the_loosest_limits_with_a_frame_rate_are_found(wanted: float, at: int) 
 QUICK = Effort(min_rounds=2, min_seconds=0.0)
 
 
-class SlowGpu(Context):
-    """Predictors that think the GPU a thousand times slower than the CPU."""
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, SyntheticPredictors(gpu=1e-3), by_op)
-
-
 def test_plans_that_become_the_same_executable_are_timed_as_one(
     first_soc: LocalSoc, tmp_path: Path
 ) -> None:
@@ -113,9 +104,10 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
     onnx.save(b.build(), path)
     (tmp_path / first_soc.name).mkdir()
-    context = SlowGpu(
-        first_soc, dataset_root=tmp_path, predictors_folder=tmp_path, target=here(first_soc)
-    )
+    slow_gpu = SyntheticPredictors(gpu=1e-3)
+    folders = {"dataset_root": tmp_path, "predictors_folder": tmp_path}
+    target = here(first_soc)
+    context = SyntheticContext(first_soc, predictors=slow_gpu, target=target, **folders)  # type: ignore[arg-type]
     names = ["cpu", "gpu", "codl"]
     found = evaluate(str(path), [find(n) for n in names], context, effort=QUICK)
     rows, spans = found.rows, found.timelines

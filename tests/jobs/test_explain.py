@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from support.devices import here
 from support.plans import row
 from support.simulated import SOC
-from support.synthetic_predictors import Line, SyntheticPredictors
+from support.synthetic_predictors import Line, SyntheticContext, SyntheticPredictors
 
 from codl.engine.engine import Engine
 from codl.ir import Network
@@ -31,21 +32,17 @@ from codl.plan.build_plan import chain_of
 from codl.plan.cost_model import CostModel
 from codl.plan.predicted_plan import make_plan
 from codl.plan.price import StageTimes, price, stage_times
-from codl.plan.strategies.base import Context
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
 PLAIN = SyntheticPredictors(least_ms=0.0, flops=1e6, exchange=Line(0.01))
 ANCHOR = "conv2d in=1x8x4x4 oc=8 kernel=1x1"
 
 
-class Known(Context):
-    """A context whose predictors need no file."""
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, PLAIN, by_op)
+#: A context whose predictors need no file.
+Known = partial(SyntheticContext, predictors=PLAIN)
 
 
-class Profiled(Known):
+class Profiled(SyntheticContext):
     """A context whose profiles say that the GPU is twice as slow as predicted."""
 
     def default_cost(self, network: Network, *, profiled: bool = True) -> CostModel:
@@ -262,8 +259,9 @@ def test_what_ops_left_whole_would_save_is_by_the_profile_of_a_run(tmp_path: Pat
     executable = lower(network, plan, SOC, Tuning())
     times = stage_times(executable, CostModel(SOC, PLAIN))
     engine: Any = Scripted(network, plan, executable, times, 1.0)
-    ran = explain_measured(engine, Profiled(SOC, dataset_root=tmp_path, target=engine), rounds=20)
-    predicted = explain_predicted(network, plan, Profiled(SOC, dataset_root=tmp_path))
+    context = Profiled(SOC, dataset_root=tmp_path, predictors=PLAIN, target=engine)
+    ran = explain_measured(engine, context, rounds=20)
+    predicted = explain_predicted(network, plan, context)
     for found, gpu, best in ((ran, 0.5, 2 / 3), (predicted, 1.0, 0.5)):
         assert sorted(op.op for op in found.whole) == names
         for op in found.whole:

@@ -9,15 +9,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from support.plans import branching
+from support.references import converted
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
-from codl.frontend.convert import convert, simplify
 from codl.frontend.graph.integer_products import session_options
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.jobs.interleaved import check_peers, with_opencl_all
 from codl.machine.placement import LocalSoc
 from codl.machine.threads import pinned_to
@@ -38,7 +36,7 @@ def model() -> bytes:
 
 
 def start(name: str, model: bytes, soc: LocalSoc) -> PeerProcess:
-    network = convert(simplify(import_onnx(onnx.load_from_string(model), "branching")))
+    network = converted(branching())
     plan = default_plan(network, soc, "gpu") if name == "opencl-all" else None
     return PeerProcess(name, model, soc, plan)
 
@@ -82,13 +80,9 @@ def test_peers_are_started_and_timed_by_targets(target: Target, model: bytes) ->
     peer = target.start_peer("ort", model, {"image": INPUT})
     times = target.time({"ort": peer}, Effort(min_rounds=2, min_seconds=0, warm=2))
     assert (times.cold_ms["ort"].runs, times.latency_ms["ort"].runs) == (2, 4)
-    assert set(peer.outputs()) == set(branching_outputs(model))
+    assert set(peer.outputs()) == {output.name for output in branching().build().graph.output}
     assert peer.threads == len(target.soc.placement.cores)
     peer.close()
-
-
-def branching_outputs(model: bytes) -> list[str]:
-    return [output.name for output in onnx.load_from_string(model).graph.output]
 
 
 def test_a_peer_that_fails_says_why(first_soc: LocalSoc) -> None:

@@ -7,17 +7,15 @@ from itertools import cycle, product
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 from support.kernel_runs import assert_close, operands, run_cpu, run_gpu, tolerance
+from support.onnx_models import model, node
 from support.random_ops import convolutions
+from support.references import by_onnx_runtime
 from support.some import some
 
-from codl.frontend.graph.integer_products import session_options
 from codl.ir import Activation, Array, Op, Weights, parse, split, to_text
 from codl.ir.ops.convolution import Conv2d
 from codl.kernels import registry
@@ -28,28 +26,10 @@ RATIOS = [step / 10 for step in range(11)]
 
 def run_onnxruntime(op: Conv2d, x: Array, weights: Weights) -> Array:
     """A model of one Conv node, on the CPU."""
-    node = helper.make_node(
-        "Conv",
-        ["x", *weights],
-        ["y"],
-        kernel_shape=list(op.kernel),
-        strides=list(op.stride),
-        dilations=list(op.dilation),
-        pads=[op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
-        group=op.groups,
-    )
-    graph = helper.make_graph(
-        [node],
-        "conv",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, tuple(op.input))],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, tuple(op.output))],
-        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    content = model.SerializeToString()
-    session = ort.InferenceSession(content, session_options(1), ["CPUExecutionProvider"])
-    result: Array = session.run(["y"], {"x": x})[0]
-    return result
+    window = {"kernel_shape": [*op.kernel], "strides": [*op.stride], "dilations": [*op.dilation]}
+    pads = [op.pad.top, op.pad.left, op.pad.bottom, op.pad.right]
+    conv = node("Conv", " ".join(["x", *weights]), "y", pads=pads, group=op.groups, **window)
+    return by_onnx_runtime(model([conv], {"x": op.input}, ["y"], weights), {"x": x})["y"]
 
 
 def check_every_split(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:

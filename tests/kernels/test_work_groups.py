@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from support.kernel_runs import Case, operands, reference, run_gpu
 from support.op_examples import EVERY_KIND, OF_MODELS
 from support.random_ops import convolutions
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 from support.some import some
 
 from codl.ir import Op, Region, parse
@@ -90,8 +90,7 @@ SHARING = (
 @pytest.mark.parametrize("most", [1, 4, 12, 32])
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_no_work_group_is_larger_than_the_device_allows(most: int, kind: str) -> None:
-    gpu = replace(SOC.gpu, type=kind, max_work_group_size=most)
-    soc = replace(SOC, gpu=gpu)
+    soc = soc_with(type=kind, max_work_group_size=most)
     sizes: dict[tuple[str, str], int] = {}
     for op in OPS:
         variants = [v for v in registry.of_kind(op.kind) if v.backend == "opencl"]
@@ -120,8 +119,7 @@ KINDS = ((8, 16), (16, 32), (4, 32), (4, 16))
 
 
 def cpu(width: int, known: int | None) -> Soc:
-    gpu = replace(SOC.gpu, type="cpu", vector_width=width, vector_registers=known, wave_size=1)
-    return replace(SOC, gpu=gpu)
+    return soc_with(type="cpu", vector_width=width, vector_registers=known, wave_size=1)
 
 
 def held(plan: Any) -> int:

@@ -18,7 +18,7 @@ from support.plans import apart, branching_case, make_plan
 from support.random_networks import random_networks, random_plans
 from support.random_plans import random_plan
 from support.references import evaluate
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 
 from codl.errors import CodlError
 from codl.ir.executable import Executable, GpuOp, Launch, Wait
@@ -41,15 +41,13 @@ TOLERANCES = {"float32": 2e-5, "float16": 3e-2}
 def socs(draw: st.DrawFn) -> Soc:
     """SoCs of every storage, with and without memory that both processors see."""
     memory_types = [("buffer",), ("image2d",), ("buffer", "image2d"), ("image2d", "buffer")]
-    gpu = replace(
-        SOC.gpu,
+    return soc_with(
         type=draw(st.sampled_from(["gpu", "gpu", "cpu"])),
         vector_width=draw(st.sampled_from([4, 8, 16])),
         memory_types=draw(st.sampled_from(memory_types)),
         element=draw(st.sampled_from(["float32", "float32", "float16"])),
         fine_grained_svm=draw(st.booleans()),
     )
-    return replace(SOC, gpu=gpu)
 
 
 def check_outputs(network: Network, interpreter: Interpreter, element: str, seed: int = 1) -> None:
@@ -116,9 +114,7 @@ def lowered(soc: Soc) -> Executable:
 def test_commands_do_not_race(seed: int) -> None:
     """Whatever their timing: memory that both see is taken again only when the other is done."""
     network, _, _ = branching_case()
-    seen = replace(SOC.gpu, unified_memory=True, fine_grained_svm=True)
-    for gpu in (SOC.gpu, seen):
-        soc = replace(SOC, gpu=gpu)
+    for soc in (SOC, soc_with(unified_memory=True, fine_grained_svm=True)):
         plan = random_plan(network, soc, Random(seed), ratios=(0.5,))
         executable = lower(network, plan, soc, Tuning())
         assert sum(isinstance(one, Wait) for one in executable.commands)
@@ -127,7 +123,7 @@ def test_commands_do_not_race(seed: int) -> None:
 
 def test_no_wait_is_superfluous() -> None:
     """Were any one of its waits last, an executable would race, and the interpreter says so."""
-    executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
+    executable = lowered(soc_with(fine_grained_svm=True))
     *places, last = waits(executable)
     assert places
     assert last == (len(executable.stages) - 1, len(executable.stages[-1].commands) - 1)
@@ -179,7 +175,7 @@ def waiting_late(
 
 
 def test_a_wait_for_an_event_of_before_is_refused() -> None:
-    executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
+    executable = lowered(soc_with(fine_grained_svm=True))
     stages = tuple(
         structs.replace(stage, commands=tuple(again for one in stage.commands
                                               for again in [one] * (1 + isinstance(one, Wait))))
@@ -190,7 +186,7 @@ def test_a_wait_for_an_event_of_before_is_refused() -> None:
 
 
 def test_tensors_that_live_at_once_may_not_share_a_buffer() -> None:
-    executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
+    executable = lowered(soc_with(fine_grained_svm=True))
     op = next(step for step in executable.steps if isinstance(step, GpuOp))
     read, tensors = op.reads[0].tensor, list(executable.tensors)
     tensors[read] = structs.replace(tensors[read], buffer=tensors[op.writes.tensor].buffer)

@@ -13,13 +13,11 @@ from support.common_checks import CPU_DEVICE
 from support.kernel_runs import Case
 from support.numpy_interpreter import Interpreter
 from support.plans import CUTS, legal, make_plan
-from support.references import evaluate
+from support.references import converted, evaluate
 from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import SyntheticPredictors
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse
 from codl.ir.executable import Executable, GpuOp, Relayout
@@ -45,7 +43,7 @@ def network() -> Network:
     y = b.softmax(b.reshape(b.linear(x, WIDE), (1, TOKENS, HEADS, FEATURES)))
     y = b.add(b.reshape(y, (1, TOKENS, WIDE)), x)
     b.output(b.add(b.linear(b.gelu(b.linear(y, WIDE)), WIDE), y))
-    return convert(simplify(import_onnx(b.build(), "heads")))
+    return converted(b)
 
 
 def launched(executable: Executable, network: Network) -> list[str]:

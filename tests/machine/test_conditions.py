@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.phone import BATTERY, BIG, COOLING, KGSL, LITTLE, MALI, USB, devfreq, make_phone, put
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 
 from codl.errors import InvalidFileError
 from codl.ir.records import soc as socs
@@ -35,7 +35,7 @@ from codl.machine.system_files import SystemFiles
 PHONE = LocalSoc.of(SOC, Placement("none", cpu_cores=(4, 5, 6, 7)))
 #: An OpenCL device that is a CPU, on little cores.
 ONE_CPU = LocalSoc.of(
-    replace(SOC, gpu=replace(SOC.gpu, type="cpu")),
+    soc_with(type="cpu"),
     Placement("none", cpu_cores=(4,), gpu_cores=(0, 1)),
 )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from support.simulated import SOC
+from support.simulated import soc_with
 
 from codl.errors import DeviceError
 from codl.jobs.interleaved import ReferenceRun, compare
@@ -112,12 +111,9 @@ def test_equal_outputs_are_as_close_as_can_be() -> None:
         assert found.largest == found.largest_expected == np.abs(x).max()
 
 
-IMAGES = ("buffer", "image2d")
-
-
 def with_gpu(**changes: object) -> LocalSoc:
-    gpu = replace(SOC.gpu, memory_types=IMAGES, **changes)  # type: ignore[arg-type]
-    return LocalSoc.of(replace(SOC, gpu=gpu), Placement("none", (0,), (1,) * gpu.is_cpu))
+    soc = soc_with(memory_types=("buffer", "image2d"), **changes)
+    return LocalSoc.of(soc, Placement("none", (0,), (1,) * soc.gpu.is_cpu))
 
 
 def test_every_variant_is_met_on_one_device_or_another() -> None:

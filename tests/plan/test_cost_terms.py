@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import SOC
+from support.references import converted
+from support.simulated import SOC, WITH_IMAGES
 from support.synthetic_predictors import Line, SyntheticPredictors, inside
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse
 from codl.ir.plan import Chain, Plan
@@ -26,9 +25,6 @@ from codl.plan.cost_model import CostModel
 from codl.plan.predicted_plan import make_plan as planned
 from codl.predict.in_network_cost import InNetworkCost
 
-IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
-WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-
 
 @pytest.fixture(scope="module")
 def network() -> Network:
@@ -37,7 +33,7 @@ def network() -> Network:
     x = b.relu(b.conv(b.input("x", (2, 16, 40, 40)), 32, 3, pad=1))
     x = b.add(b.conv(x, 32, 3, pad=1), x)
     b.output(b.conv(b.max_pool(x, 2, 2), 24, 1, pad=0))
-    return convert(simplify(import_onnx(b.build(), "batch")))
+    return converted(b)
 
 
 def price(network: Network, predictors: SyntheticPredictors) -> float:
@@ -108,7 +104,7 @@ def slow_elsewhere(target: str) -> float:
 def test_the_planner_weighs_storages_against_copies() -> None:
     b = ModelBuilder("two")
     b.output(b.max_pool(b.conv(b.input("x", (1, 8, 16, 16)), 8, 3, pad=1), 2, 2))
-    network = convert(simplify(import_onnx(b.build(), "two")))
+    network = converted(b)
     for relayout, copies in ((0.1, True), (3.0, False)):
         predictors = SyntheticPredictors(
             flops=inf, least_ms=1.0, times=slow_elsewhere, relayout=Line(relayout), exchange=Line(0)

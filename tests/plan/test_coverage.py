@@ -5,14 +5,13 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from support.onnx_models import floats, model
+from support.references import converted
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors, of_few_kinds
+from support.synthetic_predictors import SyntheticContext, SyntheticPredictors, of_few_kinds
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Layer, Network, Op, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
@@ -25,33 +24,18 @@ from codl.plan.coverage import (
     covered,
     rates_of,
 )
-from codl.plan.strategies import STRATEGIES, Context, find
-
-
-class Simulated(Context):
-    """Strategies that ask the law."""
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, of_few_kinds(), by_op)
+from codl.plan.strategies import STRATEGIES, find
 
 
 @pytest.fixture(scope="module")
 def network() -> Network:
     """A convolution, a softmax of its channels, and a product with those."""
-    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("Softmax", ["c"], ["s"], name="softmax", axis=1),
-            helper.make_node("Mul", ["c", "s"], ["y"], name="mul"),
-        ],
-        "gate",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 16, 16])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return convert(simplify(import_onnx(proto, "gate")))
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Softmax", ["c"], ["s"], name="softmax", axis=1),
+        helper.make_node("Mul", ["c", "s"], ["y"], name="mul"),
+    ]
+    return converted(model(nodes, {"x": [1, 3, 16, 16]}, ["y"], {"w": floats(8, 3, 3, 3)}))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +44,7 @@ def network() -> Network:
 def test_every_strategy_plans_and_names_what_is_estimated(
     strategy: str, network: Network, tmp_path: Path
 ) -> None:
-    plan = find(strategy).plan(network, Simulated(SOC))
+    plan = find(strategy).plan(network, SyntheticContext(SOC, predictors=of_few_kinds()))
     assert plan.predicted_ms is not None
     assert isfinite(plan.predicted_ms)
     assert plan.estimated == ("softmax",)

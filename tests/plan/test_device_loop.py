@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from support.devices import here
 from support.plans import image, row
-from support.scripted_target import LOAD_S, LOCAL, ScriptedContext, ScriptedTarget, context_of
-from support.synthetic_predictors import SyntheticPredictors, inside
+from support.references import converted
+from support.scripted_target import LOAD_S, LOCAL, ScriptedTarget, context_of
+from support.synthetic_predictors import SyntheticContext, SyntheticPredictors, inside
 
 from codl.engine.engine import Engine
 from codl.errors import DeviceError, MismatchError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.executable import Executable
@@ -50,14 +49,14 @@ def network() -> Network:
         if number in (3, 6):
             x = b.max_pool(x, 2, 2)
     b.output(x)
-    return convert(simplify(import_onnx(b.build(), "ten")))
+    return converted(b)
 
 
 def scripted(network: Network, **how: Any) -> ScriptedTarget:
     return ScriptedTarget(covered(CostModel(LOCAL, LAWS), network), **how)
 
 
-def executable_of(network: Network, plan: Any, context: ScriptedContext) -> Executable:
+def executable_of(network: Network, plan: Any, context: SyntheticContext) -> Executable:
     return lower(network, plan, context.local, context.tuning)
 
 
@@ -265,7 +264,7 @@ def test_a_mistaken_predictor_still_gives_a_plan_that_runs(
     monkeypatch.setattr(device_loop, "doubts", lambda latency: ())  # other programs are at work
     monkeypatch.setattr(device_loop, "BUSY", 100.0)
     network = row(3)
-    context = ScriptedContext(
+    context = SyntheticContext(
         first_soc,
         target=here(first_soc),  # type: ignore[arg-type]
         predictors=SyntheticPredictors(gpu=gpu),

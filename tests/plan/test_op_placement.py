@@ -7,13 +7,14 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from support.onnx_models import floats, model
+from support.references import imported
 from support.simulated import SOC
 from support.some import some
 from support.synthetic_predictors import of_few_kinds
 
-from codl.frontend.convert import load_structure, network_of
-from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.convert import load_structure
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.records.results import TimeSpan
@@ -28,21 +29,14 @@ from codl.runtime.loaded import totals_ms
 @pytest.fixture(scope="module")
 def network() -> Network:
     """A convolution, a cumulative sum, a softmax and a sum of both."""
-    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("CumSum", ["c", "axis"], ["s"], name="cumsum"),
-            helper.make_node("Softmax", ["s"], ["t"], name="softmax", axis=1),
-            helper.make_node("Add", ["c", "t"], ["y"], name="add"),
-        ],
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 16, 16])],
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.int64(1), "axis")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return network_of(import_onnx(proto, "test"))
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("CumSum", ["c", "axis"], ["s"], name="cumsum"),
+        helper.make_node("Softmax", ["s"], ["t"], name="softmax", axis=1),
+        helper.make_node("Add", ["c", "t"], ["y"], name="add"),
+    ]
+    constants = {"w": floats(8, 3, 3, 3), "axis": np.int64(1)}
+    return imported(model(nodes, {"x": [1, 3, 16, 16]}, ["y"], constants))
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.references import converted
 from support.simulated import SOC
 from support.some import some
-from support.synthetic_predictors import Line, SyntheticPredictors
+from support.synthetic_predictors import Line, SyntheticContext, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.records.results import SINGLES
-from codl.ir.records.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -32,7 +30,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.predicted_plan import WORTH, make_plan, unless_alone
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.plan.search import search as best_plan
-from codl.plan.strategies import STRATEGIES, Context, ideal
+from codl.plan.strategies import STRATEGIES, ideal
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def network() -> Network:
         x = b.relu(b.conv(x, oc, 3, pad=1))
     x = b.max_pool(x, 2, 2)
     b.output(b.fully_connected(b.flatten(x), 100))
-    return convert(simplify(import_onnx(b.build(), "line")))
+    return converted(b)
 
 
 def search(
@@ -118,26 +116,11 @@ def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return content | {"chains": [first | changes, *rest]}
 
 
-#: Its GPU has images too.
-IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
-WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class LawContext(Context):
-    """A strategy's context whose cost model follows the law."""
-
-    soc: Soc = WITH_IMAGES
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, SyntheticPredictors(gpu=2.0), by_op)
-
-
 @pytest.mark.parametrize(
     "strategy", [s for s in STRATEGIES.values() if not s.runs_plans], ids=lambda s: s.name
 )
 def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network) -> None:
-    plan: Plan = strategy.plan(network, LawContext())
+    plan: Plan = strategy.plan(network, SyntheticContext())
     assert plan.strategy == strategy.name
     assert plan.predicted_ms is not None
     assert plan.predicted_ms > 0

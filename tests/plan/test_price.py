@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.every_plan import cuts, every_chain, least_ms
 from support.random_networks import random_networks, random_plans
-from support.simulated import SOC
+from support.references import converted
+from support.simulated import SOC, WITH_IMAGES, soc_with
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, synthetic_predictors
 
-from codl.frontend.convert import convert, simplify
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, Region, Shape
 from codl.ir.plan import Chain, Plan
@@ -38,14 +37,13 @@ from codl.plan.predicted_plan import make_plan
 from codl.plan.price import ProfiledTimes, paced, predicted_timeline, price, stage_times, walk
 from codl.plan.search import Candidates, ChainSearch, greedy_chains, search, single_ops
 
-IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 #: A GPU with buffers, one with images too, one that works on the CPU's arrays, and one that
 #: is a CPU, which launches image by image.
 SOCS = {
     "buffers": SOC,
-    "images": replace(SOC, gpu=replace(SOC.gpu, **IMAGES)),  # type: ignore[arg-type]
-    "shared": replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)),
-    "one CPU": replace(SOC, gpu=replace(SOC.gpu, type="cpu")),
+    "images": WITH_IMAGES,
+    "shared": soc_with(fine_grained_svm=True),
+    "one CPU": soc_with(type="cpu"),
 }
 
 
@@ -133,7 +131,7 @@ def every_cut(network: Network) -> Iterator[list[Chain]]:
 def small(build: Callable[[ModelBuilder, str], str]) -> Network:
     b = ModelBuilder("small")
     b.output(build(b, b.input("x", (1, 16, 20, 20))))
-    return convert(simplify(import_onnx(b.build(), "small")))
+    return converted(b)
 
 
 #: A line, a residual add that the convolution before it computes too, and an op for ONNX Runtime

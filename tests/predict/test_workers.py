@@ -19,17 +19,13 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from support.common_checks import SyntheticContext
 from support.simulated import REPLAYED, SOC, write_dataset
+from support.synthetic_predictors import SyntheticContext
 from support.worker_tasks import STARS, die, hears, misread, refuse, scaled, shine
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.errors import (
-    CodlError,
-    MismatchError,
-    MissingPackageError,
-)
+from codl.errors import CodlError, MismatchError, MissingPackageError
 from codl.frontend.models.builder import ModelBuilder
 from codl.measure.budget import Budget
 from codl.measure.dataset import Dataset

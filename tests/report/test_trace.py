@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.devices import here
 from support.plans import row
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors
 
@@ -33,7 +33,7 @@ from codl.targets.base import Target
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 COST = SyntheticPredictors(least_ms=0.0, flops=1e6, exchange=Line(0.01))
 #: GPUs that see the host's memory, and those to which it is copied.
-SOCS = {"copied": SOC, "shared": replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True))}
+SOCS = {"copied": SOC, "shared": soc_with(fine_grained_svm=True)}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from support.devices import here
 from support.kernel_runs import Case, variants_for_gpus
 from support.plans import legal, make_plan
 from support.references import by_onnx_runtime, converted
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 from support.some import some
 from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
@@ -149,7 +149,7 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
 
 def test_a_batch_costs_its_images_one_after_the_other_and_launches_at_once() -> None:
     """On a real GPU a variant that takes batches is launched once."""
-    halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    halved = soc_with(type="cpu")
     cost = CostModel(SOC, SyntheticPredictors())
     one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
     for processor in PROCESSORS:

@@ -21,14 +21,12 @@ from support.command_line import python
 from support.devices import here
 from support.onnx_models import floats, model, node
 from support.plans import CUTS, branching, legal, make_plan, one_by_one
-from support.references import converted
+from support.references import converted, imported
 from support.variants import Failing, source, with_variants
 
 import codl
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, InvalidFileError, MismatchError
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network, parse, to_text
 from codl.ir.constants import array_digest
@@ -163,7 +161,7 @@ def test_what_runs_in_onnxruntime_is_in_the_bundle(soc: Soc, tmp_path: Path) -> 
         {"w": floats(6, 4, 3, 3, seed=1), "c": floats(2, 3), "axis": 1},
         {"i": "int64"},
     )
-    net = network_of(import_onnx(proto, "test"))
+    net = imported(proto)
     assert any(layer.op.kind == "onnx" for layer in net.layers)
     for side in ("cpu", "turns"):
         assert_same_outputs(net, one_by_one(net, soc, side), soc, tmp_path / "net.codl")

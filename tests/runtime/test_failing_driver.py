@@ -19,7 +19,7 @@ from support.devices import here
 from support.executables import network_of, numbers
 from support.failing_driver import Calls, calls_of
 from support.plans import make_plan
-from support.scripted_target import ScriptedContext
+from support.synthetic_predictors import SyntheticContext
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -189,7 +189,7 @@ def test_an_engine_that_adapts_goes_on_without_its_gpu(
     where: str, first_soc: LocalSoc, calls: Calls, expected: Array
 ) -> None:
     target, plan = here(first_soc), make_plan(NETWORK, first_soc, CUTS)
-    context = ScriptedContext(first_soc, target=target)
+    context = SyntheticContext(first_soc, target=target)
     with Engine(NETWORK, plan, target, recovers=True) as engine:
         engine.adapt(PlanAdapter(context, NETWORK))
         calls.plan()

@@ -14,7 +14,7 @@ from support.devices import here
 from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import apart, defaults, gpu_variant, make_plan
 from support.references import by_onnx_runtime, converted
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 from support.some import some
 from support.variants import Failing, source, with_variants
 
@@ -187,7 +187,7 @@ def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
     assert fused(lambda b, x: b.add(b.global_average_pool(x), b.conv(x, 16, 3, pad=1))) == 0
     assert fused(lambda b, x: b.add(x, b.max_pool(x, 1, 1))) == 0
     winograd = {"conv1": "gpu_winograd"}
-    on_a_cpu = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    on_a_cpu = soc_with(type="cpu")
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd) == 1
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd, on_a_cpu) == 0
     in_images = {"add1": "gpu_direct_image"}

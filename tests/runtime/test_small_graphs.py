@@ -20,12 +20,10 @@ from support.devices import here
 from support.libraries import INSTALLED, preferred
 from support.onnx_models import floats, graphs_in, model, node
 from support.random_plans import random_plan
-from support.references import by_onnx_runtime
+from support.references import by_onnx_runtime, imported
 
 from codl.engine.engine import Engine
 from codl.errors import CodlWarning
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.network import Network
 from codl.ir.plan import Plan
 from codl.ir.records.soc import Soc
@@ -80,7 +78,7 @@ CASES = {name: Case(**graph) for name, graph in GRAPHS.items()}
 def test_outputs_are_those_of_onnx_runtime(name: str, kind: str, first_soc: Soc) -> None:
     proto, feeds = CASES[name].proto(), CASES[name].feeds()
     expected = expected_of(proto, feeds)
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
         for _ in range(2):
             got = engine(feeds)
@@ -103,7 +101,7 @@ def test_what_is_no_number_stays_none(activation: str, kind: str, first_soc: Soc
     proto, usual = case.proto(), case.feeds()
     broken = {"x": usual["x"].copy()}
     broken["x"][0, 1, 3, 4], broken["x"][0, 2, 9, 9] = np.nan, np.inf
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
         for feeds in (usual, broken, usual):
             with warnings.catch_warnings(record=True) as told:
@@ -146,7 +144,7 @@ def test_a_depth_map_with_holes(kind: str, first_soc: Soc) -> None:
     feeds["x"][0, 0, 8:11, 13:15], feeds["x"][0, 0, 20, 3] = np.nan, np.inf
     expected = expected_of(proto, feeds)
     assert 0 < np.isnan(expected["y"]).mean() < 0.7
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     with preferred(kind):
         plan = plan_of(network, first_soc, kind if kind in ("gpu", "split") else "cpu")
     with Engine(network, plan, here(first_soc)) as engine, warnings.catch_warnings():
@@ -183,7 +181,7 @@ def test_a_query_that_sees_nothing(name: str, kind: str, first_soc: Soc) -> None
     makes_nan = name == "spelled out"
     assert np.isnan(expected).any() == makes_nan
     assert makes_nan or (expected[..., 1, :] == 0).all()
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     with preferred(kind):
         plan = plan_of(network, first_soc, kind if kind in ("gpu", "split") else "cpu")
     with Engine(network, plan, here(first_soc)) as engine, warnings.catch_warnings():
@@ -204,7 +202,7 @@ def test_infinities_count_but_in_masks(kind: str, first_soc: Soc) -> None:
     usual["mask"][0, 0, 1, 2:] = -np.inf
     broken = {**usual, "x": usual["x"].copy()}
     broken["x"][0, 1, 3, 4], broken["x"][0, 2, 3, 4] = np.inf, -np.inf
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     with Engine(network, plan_of(network, first_soc, kind), here(first_soc)) as engine:
         for feeds in (usual, broken):
             with warnings.catch_warnings(record=True) as told:
@@ -225,7 +223,7 @@ def test_constants_that_are_no_numbers_show(constant: str, first_soc: Soc) -> No
     proto, feeds = case.proto(), case.feeds()
     expected = expected_of(proto, feeds)["y"]
     assert np.isnan(expected).any()
-    network = network_of(import_onnx(proto, "small"))
+    network = imported(proto)
     plan = plan_of(network, first_soc, "cpu")
     with Engine(network, plan, here(first_soc)) as engine, pytest.warns(CodlWarning, match="no n"):
         np.testing.assert_allclose(engine(feeds)["y"], expected, 1e-5, 1e-5)

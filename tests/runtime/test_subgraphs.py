@@ -15,12 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from support.devices import here
 from support.onnx_models import floats, graphs_in, model, node
 from support.plans import one_by_one
-from support.references import by_onnx_runtime
+from support.references import by_onnx_runtime, imported
 
 from codl.engine.engine import Engine
 from codl.errors import CodlError
-from codl.frontend.convert import network_of
-from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.records.soc import Soc
@@ -34,7 +32,7 @@ def check(
 ) -> Network:
     """Run on both processors against ONNX Runtime on the whole model."""
     expected = by_onnx_runtime(proto, values, as_it_is=True)
-    network = network_of(import_onnx(proto, "test"))
+    network = imported(proto)
     for side in sides:
         with Engine(network, one_by_one(network, soc, side), here(soc)) as engine:
             for _ in range(2):
@@ -153,7 +151,7 @@ def test_integers_beside_floats_are_exact_where_a_gpu_stores_halves(first_soc: S
     )
     x = floats(1, 5000, seed=3)
     x[0, -9:] = 10 + np.arange(9)
-    network = network_of(import_onnx(proto, "test"))
+    network = imported(proto)
     with Engine(network, one_by_one(network, soc, "gpu"), here(soc)) as engine:
         places = engine({"x": x})["places"]
     np.testing.assert_array_equal(places, [np.arange(4999, 4990, -1)])
@@ -209,7 +207,7 @@ def test_two_pairs_of_rounding_each_round(first_soc: Soc) -> None:
     x = np.linspace(-4, 4, 64, dtype=np.float32)[None]
     rounded = np.clip(np.rint(x / np.float32(0.02)), -128, 127)
     expected = (np.clip(rounded - 5, -128, 127) + 5) * 0.02
-    network = network_of(import_onnx(proto, "test"))
+    network = imported(proto)
     with Engine(network, one_by_one(network, first_soc, "cpu"), here(first_soc)) as engine:
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-6)
 

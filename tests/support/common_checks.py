@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -16,20 +15,16 @@ from codl.kernels import registry
 from codl.kernels.base import LIBRARIES, Variant
 from codl.kernels.source import text_of
 from codl.lower.partition import partition_plan
-from codl.plan.cost_model import CostModel
-from codl.plan.strategies import Context, Strategy
+from codl.plan.strategies import Strategy
 from codl.predict import features
 from codl.predict.estimators import LatencyEstimator
 from codl.predict.model_set import from_json, to_json
-from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors
+from support.simulated import SOC, WITH_IMAGES, soc_with
+from support.synthetic_predictors import SyntheticContext
 
 E = TypeVar("E", bound=LatencyEstimator)
-#: The SoCs that variants are looked at with: a GPU with images and halves, and a device that is a
-#: CPU.
-IMAGES = {"memory_types": ("buffer", "image2d"), "half": True}
-WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-CPU_DEVICE = replace(SOC, gpu=replace(SOC.gpu, type="cpu", vector_width=8, half=True))
+#: An OpenCL device that is a CPU: beside `WITH_IMAGES`, what variants are looked at with.
+CPU_DEVICE = soc_with(type="cpu", vector_width=8, half=True)
 #: Of the small network that strategies plan.
 MODEL = "mobilenet_v1"
 
@@ -117,17 +112,6 @@ def _check_plan(variant: Any, op: Op, soc: Soc) -> None:
         assert all(launch.kernel in text for launch in plan.launches) or "##" in text
     elif op.kind != "onnx":
         assert variant.plan(op, soc)
-
-
-@dataclass(frozen=True)
-class SyntheticContext(Context):
-    """A strategy's context whose predictors follow a law, whatever they are called."""
-
-    soc: Soc = WITH_IMAGES
-    predictors: SyntheticPredictors = field(default_factory=lambda: SyntheticPredictors(gpu=2.0))
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, self.predictors, by_op)
 
 
 def check_strategy(strategy: Strategy, model: str = MODEL) -> None:

@@ -23,7 +23,7 @@ from codl.lower.lowering import lower
 from support.fuzzing import Subject
 from support.mutations import TREE
 from support.plans import make_plan
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 
 OPS = (
     ("conv2d in=2x3x9x7 oc=8 kernel=3 pad=1", ("x",)),
@@ -71,10 +71,6 @@ def small_plan(network: Network, soc: Soc) -> Plan:
         for chain in plan.chains
     ]
     return replace(plan, chains=tuple(chains))
-
-
-def soc_with(**gpu: Any) -> Soc:
-    return replace(SOC, gpu=replace(SOC.gpu, **gpu))
 
 
 #: Memory that is mapped, memory that both processors see, and images of half precision.

@@ -67,6 +67,11 @@ def converted(source: onnx.ModelProto | ModelBuilder, name: str = "test") -> Net
     return convert(simplify(import_onnx(source, name)))
 
 
+def imported(proto: onnx.ModelProto) -> Network:
+    """The network of a model, of which nodes without an operator run whole in ONNX Runtime."""
+    return network_of(import_onnx(proto, "test"))
+
+
 def by_onnx_runtime(
     proto: onnx.ModelProto, given: Mapping[str, Any], *, as_it_is: bool = False
 ) -> Values:
@@ -83,7 +88,7 @@ def check(
 
     Every node must have an operator, or, with `encloses`, is run whole where it has none.
     """
-    network = network_of(import_onnx(proto, "test")) if encloses else converted(proto)
+    network = imported(proto) if encloses else converted(proto)
     got = evaluate(network, given)
     for name, expected in by_onnx_runtime(proto, given).items():
         assert got[name].shape == expected.shape

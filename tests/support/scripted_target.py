@@ -21,9 +21,8 @@ from codl.machine.placement import LocalSoc, Placement
 from codl.measure.timing import AnchorTime, Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.price import StageTimes, predicted_timeline, stage_times, walk
-from codl.plan.strategies.base import Context
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors
+from support.synthetic_predictors import SyntheticContext
 
 CORES = range(SOC.gpu.compute_units if SOC.gpu.is_cpu else 0)
 LOCAL = LocalSoc(**vars(SOC), placement=Placement("icd", (len(CORES),), tuple(CORES)))
@@ -188,21 +187,11 @@ class ScriptedModel:
         pass
 
 
-@dataclass(frozen=True)
-class ScriptedContext(Context):
-    """Plans by synthetic predictors."""
-
-    predictors: Any = field(default_factory=SyntheticPredictors)
-
-    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, self.predictors, by_op)
-
-
 def context_of(
     target: ScriptedTarget, predictors: Any, profiling: Any, **more: Any
-) -> ScriptedContext:
+) -> SyntheticContext:
     """A context whose clock is the device's."""
-    return ScriptedContext(
+    return SyntheticContext(
         LOCAL,
         target=target,  # type: ignore[arg-type]
         predictors=predictors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,15 @@ SOC = Soc(
         max_image_height=16384,
     ),
 )
+
+
+def soc_with(**gpu: Any) -> Soc:
+    """The same but for some of its GPU."""
+    return replace(SOC, gpu=replace(SOC.gpu, **gpu))
+
+
+#: Its GPU has images and halves too.
+WITH_IMAGES = soc_with(memory_types=("buffer", "image2d"), half=True)
 #: As if somebody else had measured it.
 REPLAYED = replace(SOC, name="phone", source="replayed")
 GEMM = "conv2d_cpu_gemm"

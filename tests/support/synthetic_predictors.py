@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codl.ir import OP_TYPES, Op, Shape
+from codl.ir.records.soc import Soc
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
+from codl.plan.strategies.base import Context
 from codl.predict.features import CONTEXT, STORAGES, Item, mulayer_target, sharing_target
 from codl.predict.in_network_cost import InNetworkCost, InNetworkCosts
+from support.simulated import WITH_IMAGES
 
 Milliseconds = NDArray[np.float64]
 
@@ -172,6 +175,17 @@ def of_few_kinds(**changes: Any) -> SyntheticPredictors:
     kinds = ("conv2d", "pooling", "eltwise")
     ort = frozenset(f"{kind}_cpu_ort" for kind in kinds)
     return SyntheticPredictors(bytes=1e7, gpu=2.0, kinds=kinds, without=ort, **changes)
+
+
+@dataclass(frozen=True)
+class SyntheticContext(Context):
+    """A strategy's context whose predictors follow a law, whatever they are called."""
+
+    soc: Soc = WITH_IMAGES
+    predictors: Any = field(default_factory=lambda: SyntheticPredictors(gpu=2.0))
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        return CostModel(self.soc, self.predictors, by_op)
 
 
 def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:

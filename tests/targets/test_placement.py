@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated import SOC
+from support.simulated import SOC, soc_with
 
 from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir.records.soc import Soc
@@ -20,7 +20,7 @@ from codl.targets.local import LocalTarget
 
 CORE = min(os.sched_getaffinity(0))
 CARD = Placement("nvidia", (CORE,))
-HALVED = replace(SOC, gpu=replace(SOC.gpu, type="cpu", compute_units=1))
+HALVED = soc_with(type="cpu", compute_units=1)
 
 
 def written(soc: Soc, folder: Path, text: str) -> Path:
