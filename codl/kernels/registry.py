@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 from codl.errors import UnknownNameError
@@ -23,6 +24,7 @@ class VariantRegistry(Registry[Variant]):
         self._modules: dict[str, str] = {}
         #: The last imported built-in variant of each op kind.
         self._last: dict[str, str] = {}
+        self._lock = Lock()
 
     def add_lazy(self, name: str, place: str) -> None:
         """Register the module whose `VARIANTS` have the variants of an op kind."""
@@ -59,10 +61,13 @@ class VariantRegistry(Registry[Variant]):
     def _load(self, kind: str) -> None:
         if kind not in self._modules or self._last.get(kind) in self._places:
             return
-        for variant in import_module(self._modules[kind]).VARIANTS:
-            if variant.op_kind == kind:
-                self._last[kind] = f"{kind} {variant.name}"
-                super().add(self._last[kind], variant)
+        every = import_module(self._modules[kind]).VARIANTS
+        named = {f"{kind} {each.name}": each for each in every if each.op_kind == kind}
+        with self._lock:  # threads may look at a kind first at the same time
+            for name, variant in named.items():
+                if name not in self._places:
+                    super().add(name, variant)
+            self._last[kind] = [*named][-1]
 
 
 def _kind(name: str) -> str:

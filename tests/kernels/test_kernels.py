@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -300,3 +302,17 @@ def test_a_box_in_the_middle(first_gpu: OpenClDevice) -> None:
         case = case_of(op)
         for variant in some(registry.variants(op.restrict(part), "gpu", first_gpu.soc)):
             case.on_gpu(variant, first_gpu, part)
+
+
+def test_threads_use_a_kind_first_at_the_same_time() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            variants = registry.VariantRegistry()
+            variants._modules = registry.VARIANTS._modules
+            with ThreadPoolExecutor(8) as threads:
+                found = list(threads.map(variants.of_group, ["conv2d"] * 16))
+            assert all(each == registry.VARIANTS.of_group("conv2d") for each in found)
+    finally:
+        sys.setswitchinterval(before)

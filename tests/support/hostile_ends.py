@@ -155,7 +155,7 @@ def ask_soc(target: RemoteTarget) -> None:
 
 def check_readable(soc: LocalSoc) -> None:
     try:
-        again = socs.from_dict(yaml.safe_load(soc.to_yaml()), Path("soc.yaml"))
+        again = socs.from_dict(yaml.safe_load(yaml.safe_dump(soc.to_dict())), Path("soc.yaml"))
     except CodlError as error:
         raise AssertionError(f"the SoC file cannot be read: {error}") from error
     assert again == soc.facts

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import yaml
 from onnx import TensorProto, helper
 
 from codl.errors import CodlError, boundary
@@ -527,7 +528,7 @@ def _other_json(dice: random.Random, head: dict[str, Any]) -> dict[str, Any]:
 READERS: Mapping[str, Make] = {
     "models": _models,
     "deployments": _deployments,
-    "SoCs": _text("soc.yaml", SOC.to_yaml(), socs.read),
+    "SoCs": _text("soc.yaml", yaml.safe_dump(SOC.to_dict(), sort_keys=False), socs.read),
     "placements": _text(
         "soc.local.yaml",
         PLACEMENT,

@@ -15,6 +15,7 @@ from support.whole_way import QUICK
 from codl.ir import parse
 from codl.ir.records.soc import Soc
 from codl.kernels import registry
+from codl.kernels.source import compile_options, source_digest, text_of
 from codl.kernels.tuning import Tuning
 from codl.machine import cache
 from codl.machine.placement import LocalSoc
@@ -54,7 +55,9 @@ def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
     for task in tasks:
         assert isinstance(task, OpTask)
         plan = registry.find(task.part, task.variant).plan(task.part, soc)  # type: ignore[arg-type]
-        found.append(programs.slot(Compilation.of(plan)).load() is not None)
+        options, digest = compile_options(plan.defines), source_digest(plan)
+        compilation = Compilation(plan.source, text_of(plan.source), digest, options)
+        found.append(programs.slot(compilation).load() is not None)
     return found
 
 
