@@ -105,7 +105,7 @@ def _ui_table(result: Mapping[str, Any]) -> TextTable:
         for step in result["tried"]
     ]
     if result["tried"] and all(x["frames_per_s"] < result["frame_rate"] for x in result["tried"]):
-        caption.append(f"No limits reached {result['frame_rate']:g} frames/s; these are the last.")
+        caption.append(f"No limits reached {result['frame_rate']:g} frames/s; the tightest stay.")
     caption += [
         f"Longer: {launch['kernel']} ({digits(launch['ms'])} ms: {launch['reason']})."
         for launch in result["rows"][-1]["limited"]["too_long"]

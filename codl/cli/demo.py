@@ -35,10 +35,10 @@ STRATEGIES = ("cpu", "gpu", "codl")
 MEASURED = "resnet50"
 #: The SoC's name here, and the libraries that run beside the plans.
 HERE, PEERS = "host", ("ort", "ncnn")
-#: The parts of the time that is left which planning from what ships, measuring ops, the last look
-#: at them, trying plans here, and planning and comparing together may take. All that a machine
+#: The parts of the time that is left which planning from what ships, measuring ops, starting and
+#: ending that, trying plans here, and planning and comparing together may take. All that a machine
 #: takes before each part is over by then, so that a slow one has less of each.
-PREDICTING, COLLECTING, LOOKING, TRYING, COMPARING = 0.1, 0.4, 0.1, 0.25, 0.75
+PREDICTING, COLLECTING, STARTING, TRYING, COMPARING = 0.1, 0.4, 0.1, 0.25, 0.75
 #: At least so long ops are measured, and at most so long strategies are compared, in seconds.
 LEAST_S, COMPARING_S = 1.0, 5
 #: A step that is interrupted has so many seconds to keep what it has done.
@@ -173,9 +173,8 @@ def _measure(output: Path, limit: Budget, *, keep_s: float) -> None:
     of, dataset = f"--soc {HERE} --models {MEASURED}", folder / "lat_datasets"
     # A run that goes on measures less, and has more time to compare.
     all_s = left_s() / (2 if (dataset / HERE).is_dir() else 1)
-    # A collection keeps as long for its last look, which takes seconds.
-    command = f"collect {of} --resume --budget {max(LEAST_S, 2 * COLLECTING * all_s):.1f}s"
-    _step(output, (COLLECTING + LOOKING) * all_s, command, kept=dataset / HERE)
+    command = f"collect {of} --resume --budget {max(LEAST_S, COLLECTING * all_s):.1f}s"
+    _step(output, (COLLECTING + STARTING) * all_s, command, kept=dataset / HERE)
     if not (dataset / HERE).is_dir():
         raise CodlError(
             f"Nothing was measured in {COLLECTING * all_s:.0f} s: something else seems to keep the "

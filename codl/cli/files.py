@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codl.cli.output import Output, fail, note, stage
+from codl.ir.records import soc as socs
 from codl.jobs import options as opt
 from codl.jobs.options import argument, option
 from codl.machine import cache
@@ -44,11 +45,11 @@ def list_models(
     """
     from codl.jobs.models import builtin_facts, model_facts
 
-    facts = []
+    name, facts = socs.load(soc).name if soc else "", []
     for model in names:
         stage(f"Reading {model}")
-        facts.append(model_facts(model, str(soc)))
-    facts = facts or [*builtin_facts(str(soc))]
+        facts.append(model_facts(model, name))
+    facts = facts or [*builtin_facts(name)]
     result: dict[str, Any] = {"soc": soc, "models": [asdict(model) for model in facts]}
     out.emit("models", result, lambda: _models_table(facts, str(soc)))
 

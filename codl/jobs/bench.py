@@ -195,10 +195,8 @@ def _beside(engine: Engine, probe: Target, seconds: float) -> Beside:
 
 def loosest_limits(frames_per_s: Callable[[GpuLimits], float], wanted: float) -> GpuLimits:
     """The loosest limits with the wanted frame rate, by bisection; the tightest if none has it."""
-    last = len(LADDER) - 1
-    return LADDER[
-        bisect_left(LADDER, True, hi=last, key=lambda limits: frames_per_s(limits) >= wanted)
-    ]
+    at = bisect_left(LADDER, True, key=lambda limits: frames_per_s(limits) >= wanted)
+    return LADDER[min(at, len(LADDER) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +218,13 @@ class BenchInterface(ModelJob):
             "second, in place of --max-kernel-ms and --gpu-duty.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frame_rate is not None and (self.max_kernel_ms or self.gpu_duty) is not None:
+            raise CodlError(
+                "--frame-rate finds --max-kernel-ms and --gpu-duty itself: leave them out."
+            )
 
     def run(self) -> tuple[dict[str, Any], Budget]:
         """What `codl bench ui --json` holds, and what ended it: the time, or Ctrl-C."""

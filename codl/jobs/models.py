@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import PurePath
 
 from codl.frontend import models
 from codl.frontend.convert import load_structure
@@ -37,7 +36,7 @@ class ModelFacts:
 
 def builtin_facts(soc: str = "") -> tuple[ModelFacts, ...]:
     """Of every built-in model, without a look at its ops; verdicts are of a SoC."""
-    verdicts = remembered(PurePath(soc).stem) if soc else {}
+    verdicts = remembered(soc) if soc else {}
     return tuple(replace(_described(name), verdict=verdicts.get(name)) for name in BUILT_IN)
 
 
@@ -57,7 +56,7 @@ def _described(name: str) -> ModelFacts:
 def model_facts(model: str, soc: str) -> ModelFacts:
     """All of a built-in model or a file; raises `CodlError` for one that cannot be read."""
     network = load_structure(model)
-    verdict = remembered(PurePath(soc).stem).get(model)
+    verdict = remembered(soc).get(model)
     return replace(
         _described(model) if model in BUILT_IN else _of_file(model, network),
         ops=len({layer.op for layer in network.layers}),

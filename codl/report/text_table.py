@@ -94,7 +94,7 @@ class TextTable:
         known = [
             [row[at] for row in values if row[at] not in (None, "")] for at in range(len(headers))
         ]
-        kept = [at for at, cells in enumerate(known) if cells or not filled]
+        kept = [at for at, cells in enumerate(known) if cells or not (filled and values)]
 
         def column(at: int) -> Column:
             header = headers[at]

@@ -82,7 +82,9 @@ def _members() -> list[tuple[str, bytes]]:
     found = [("__main__.py", Path(agent_archive.__file__).read_bytes()), *_along()]
     for path in CODL.rglob("*"):
         name = path.relative_to(CODL).as_posix()
-        if path.suffix in (".py", ".cl", ".csv") and not name.startswith(HOST_ONLY):
+        # Kernels read tables; those of ops to measure, and datasets in a wheel, stay on the host.
+        is_needed = path.suffix in (".py", ".cl") or path.match("kernels/*/*.csv")
+        if is_needed and not name.startswith(HOST_ONLY):
             found.append((f"codl/{name}", path.read_bytes()))
     return sorted(found)
 

@@ -81,7 +81,7 @@ class GpuImageConcat(ColumnKernel):
         return None
 
     def counts(self, ops: ConcatColumns, soc: Soc, choice: Any) -> dict[str, Column]:
-        # As in `_written`, shaped (inputs, ops); 0 for a missing input.
+        # Texels that begin with a channel of each input, shaped (inputs, ops); 0 without an input.
         ends = ceil_div(ops.offsets + ops.parts, TEXEL)
         written = (ends - ceil_div(ops.offsets, TEXEL)) * (ops.parts > 0)
         whole = (np.floor(ops.parts / TEXEL) * (rest(ops.offsets, TEXEL) == 0)).sum(axis=0)

@@ -23,7 +23,7 @@ from codl.ir.records import profile as profiles
 from codl.ir.records.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.records.profile import NetworkProfile, load_profile
 from codl.ir.records.soc import Memory, Soc
-from codl.ir.types import Processor
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.machine.placement import limits_of, require_local, splittable
 from codl.machine.threads import one_blas_thread
@@ -168,6 +168,8 @@ class Context:
 
         try:
             cost = covered(self.cost(DEFAULT), network)
+            for side in PROCESSORS:  # the first prediction of a target checks its predictor
+                cost.prefetch([layer.op for layer in network.layers], side)
         except InvalidFileError:
             return None
         profile = self.profiling.of(network) if profiled and self.profiling else None
